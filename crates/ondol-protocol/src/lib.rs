@@ -1,1 +1,18 @@
-//! Not yet.
+//! What clients and the engine say to each other, without sockets.
+//!
+//! [`ControlPlane`] is the meeting point: the engine implements it, the server's door calls it with what it
+//! decoded, a client's socket implements it by encoding, and an embedded handler is given the engine's own.
+
+#![forbid(unsafe_code)]
+
+mod control;
+mod object;
+mod stats;
+
+pub use control::{
+    Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
+    DeleteOutcome, Grant, GrantRequest, Hit, Listing, PinOutcome, RefusedCommit, RegionInfo,
+    Retrieve, Retrieved, StaleReason,
+};
+pub use object::{LayoutFingerprint, ObjectInfo, ObjectMeta};
+pub use stats::{ClassStats, ClientStats, EngineStats, PoolStats};

@@ -1,1 +1,39 @@
-//! Not yet.
+//! What two processes touch: mappings of the pool, region handles, lease slots, and how descriptors and
+//! identities of processes cross a socket.
+//!
+//! Most of the project's `unsafe` lives here, in small modules that state their invariant. No registry is
+//! linked in, so that a model checker can run the crate: `RUSTFLAGS="--cfg loom" cargo test -p ondol-shm --lib`.
+
+mod fork;
+mod handle;
+mod ids;
+mod lease;
+mod sync;
+
+#[cfg(not(loom))]
+mod fds;
+#[cfg(not(loom))]
+mod lease_table;
+#[cfg(not(loom))]
+mod mapping;
+#[cfg(not(loom))]
+mod process;
+#[cfg(not(loom))]
+mod region;
+
+#[cfg(not(loom))]
+pub use fds::{MAX_FDS, recv_with_fds, send_with_fds};
+pub use fork::ForkGuard;
+pub use handle::{HandleSecret, RegionHandle, TOKEN_BYTES};
+pub use ids::{BackingId, Generation, Location, PageId};
+pub use lease::LeaseRef;
+#[cfg(not(loom))]
+pub use lease_table::{
+    LEASE_SLOTS, Lease, LeaseLedger, LeaseSlots, LeaseTableError, create_lease_table,
+};
+#[cfg(not(loom))]
+pub use mapping::{ReadMapping, WriteMapping};
+#[cfg(not(loom))]
+pub use process::{Process, boot_id, process_start_time};
+#[cfg(not(loom))]
+pub use region::{LeasedBytes, PageBytes, ReadRegion, RegionError, WriteRegion};

@@ -1,0 +1,388 @@
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use ondol_plugin::Key;
+use ondol_shm::{BackingId, Generation, LeaseRef, Location, PageId, RegionHandle};
+
+use crate::{EngineStats, LayoutFingerprint, ObjectInfo, ObjectMeta};
+
+/// One client's line to the engine. Everything that is asked here is asked on behalf of that client: grants,
+/// leases and pins that result are its own and end with it.
+///
+/// Methods may be called from many threads at once. Batches are answered in the order asked.
+pub trait ControlPlane: Send + Sync + fmt::Debug {
+    /// Who this client is to the engine.
+    fn client(&self) -> ClientInfo;
+
+    /// The client's lease table, to be mapped by `ondol_shm::LeaseSlots`.
+    ///
+    /// # Errors
+    /// [`ControlError`], as for all methods.
+    fn lease_table(&self) -> Result<OwnedFd, ControlError>;
+
+    /// Every region that exists now.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn regions(&self) -> Result<Vec<RegionInfo>, ControlError>;
+
+    /// A descriptor of the file or device that holds the region, which can be mapped as `access` says.
+    ///
+    /// # Errors
+    /// [`ControlError::Refused`] if the handle's token is not the engine's or the region is gone.
+    fn open_backing(&self, region: &RegionHandle, access: Access) -> Result<OwnedFd, ControlError>;
+
+    /// Grants pages; the answer has at least one page and at most as many as asked for. A request that is
+    /// asked again under the same number is answered with the same pages.
+    ///
+    /// # Errors
+    /// [`ControlError::PoolFull`] if not even one page can be freed, [`ControlError::ShareExceeded`] if the
+    /// client holds too much.
+    fn grant(&self, request: GrantRequest) -> Result<Vec<Grant>, ControlError>;
+
+    /// Returns granted pages that were not committed. Each page is answered in order.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn return_pages(&self, pages: &[Grant]) -> Result<Vec<Result<(), StaleReason>>, ControlError>;
+
+    /// Makes objects visible whose bytes are complete. The page of an object that was already there stays granted.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn commit(&self, commits: &[Commit]) -> Result<Vec<CommitOutcome>, ControlError>;
+
+    /// Finds and leases objects in one step.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn retrieve(&self, request: &Retrieve) -> Result<Retrieved, ControlError>;
+
+    /// Where objects lie, without a lease: a hint that may be stale when it arrives.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn locate(&self, keys: &[Key]) -> Result<Vec<Option<Hit>>, ControlError>;
+
+    /// Pins objects, once more for each time asked.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn pin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError>;
+
+    /// Takes back one of this client's pins on each object; an object that the client has not pinned is
+    /// answered with [`PinOutcome::Absent`].
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn unpin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError>;
+
+    /// Removes objects. One that is leased is gone for every later reader and stays readable for those that
+    /// hold it; one that is pinned stays.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn delete(&self, keys: &[Key]) -> Result<Vec<DeleteOutcome>, ControlError>;
+
+    /// Objects in the order of their keys, from the first key behind `after`, at most `limit`.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn list(&self, after: Option<&Key>, limit: u32) -> Result<Listing, ControlError>;
+
+    /// Figures of the whole engine.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn stats(&self) -> Result<EngineStats, ControlError>;
+
+    /// Whether the engine answers.
+    ///
+    /// # Errors
+    /// [`ControlError`] says why not.
+    fn ping(&self) -> Result<(), ControlError>;
+
+    /// The client leaves: its grants and pins end now, its leases when their guards are dropped.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn leave(&self) -> Result<(), ControlError>;
+}
+
+/// The engine's name for a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u64);
+
+impl fmt::Display for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a client learns when it arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientInfo {
+    /// The client's name.
+    pub id: ClientId,
+    /// Bytes of pages that the client may hold granted at once.
+    pub share_limit: u64,
+    /// The longest page that the pool can hold, in bytes.
+    pub max_page_bytes: u64,
+    /// Names this start of the engine; locations of another incarnation mean nothing.
+    pub incarnation: u64,
+}
+
+/// How a backing is to be mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// For reading only.
+    Read,
+    /// For reading and writing.
+    Write,
+}
+
+/// What a client needs to map a region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// The capability.
+    pub handle: RegionHandle,
+    /// Distance in bytes from the start of one page to the next, and the longest object a page holds.
+    pub stride: u64,
+    /// The file or device that holds the region.
+    pub backing: BackingId,
+    /// Length of that file or device in bytes.
+    pub backing_len: u64,
+    /// Its path, if it has one.
+    pub path: Option<PathBuf>,
+}
+
+/// A request for pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrantRequest {
+    /// Number of the request, chosen by the client and never used again for another one.
+    pub request: u64,
+    /// Page size in bytes; pages have exactly this stride.
+    pub stride: u64,
+    /// How many pages are wanted.
+    pub count: u32,
+}
+
+/// A page that its client may write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grant {
+    /// The page.
+    pub page: PageId,
+    /// The generation in which it was granted.
+    pub generation: Generation,
+}
+
+/// An object that is complete and asks to be visible.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// Its name.
+    pub key: Key,
+    /// Its bytes: the first `len` bytes of a page granted to this client.
+    pub location: Location,
+    /// What is known about it.
+    pub meta: ObjectMeta,
+}
+
+/// What became of a [`Commit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommitOutcome {
+    /// The object is visible.
+    Stored,
+    /// The key exists; the first registration stays, the page stays granted.
+    AlreadyPresent,
+    /// Nothing changed.
+    Refused(RefusedCommit),
+}
+
+/// Why a [`Commit`] changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RefusedCommit {
+    /// The page is not this client's to commit.
+    #[error("{0}")]
+    Stale(#[from] StaleReason),
+    /// The object is longer than its page.
+    #[error("the object has {len} bytes, its page {stride}")]
+    TooLong {
+        /// Length of the object.
+        len: u64,
+        /// Length of the page.
+        stride: u64,
+    },
+}
+
+/// Why a page is not the client's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StaleReason {
+    /// No such region or page.
+    #[error("there is no such page; its region is gone or was never there")]
+    UnknownPage,
+    /// The page was given out again since.
+    #[error("the page was given out again since: the handle is stale")]
+    OldGeneration,
+    /// The page is free, committed or granted to somebody else.
+    #[error("the page is not granted to this client: it was returned or committed before")]
+    NotGranted,
+}
+
+/// A request to find and lease objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retrieve {
+    /// The objects' names.
+    pub keys: Vec<Key>,
+    /// One lease proposed for each key.
+    pub leases: Vec<LeaseRef>,
+    /// Every `group` keys in a row are found all or not at all; at least 1.
+    pub group: u32,
+    /// Whether to stop at the first group that is not found whole.
+    pub prefix: bool,
+    /// The layout that the reader expects; an object of another one, or of none, is not found.
+    pub expect: Option<LayoutFingerprint>,
+}
+
+/// The answer to [`Retrieve`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retrieved {
+    /// For each key what was found; the lease of a hit is the one proposed for it.
+    pub hits: Vec<Option<Hit>>,
+    /// How many objects were there under another layout.
+    pub mismatches: u32,
+}
+
+/// A found object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// Where it lies.
+    pub location: Location,
+    /// What is known about it.
+    pub meta: ObjectMeta,
+}
+
+/// What became of a pin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PinOutcome {
+    /// It was done.
+    Done,
+    /// There is no such object, or no such pin.
+    Absent,
+}
+
+/// What became of a delete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeleteOutcome {
+    /// The object is gone.
+    Deleted,
+    /// There was none.
+    Absent,
+    /// It is pinned and stays.
+    Pinned,
+}
+
+/// A part of the list of objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The objects, in the order of their keys.
+    pub objects: Vec<ObjectInfo>,
+    /// Whether there are more behind the last one.
+    pub more: bool,
+}
+
+/// Where the bytes are that keep an allocation from succeeding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Breakdown {
+    /// Page size asked for.
+    pub asked: u64,
+    /// Bytes of objects that readers hold, or that were removed while readers held them.
+    pub leased: u64,
+    /// Bytes of objects that are pinned.
+    pub pinned: u64,
+    /// Bytes of pages granted to clients.
+    pub granted: u64,
+    /// Bytes that a running transfer may still touch.
+    pub captive: u64,
+    /// Bytes in regions of other page sizes that cannot be drained.
+    pub other_classes: u64,
+    /// Free bytes that lie in no region.
+    pub free: u64,
+    /// The largest run of them.
+    pub largest_free_extent: u64,
+}
+
+impl fmt::Display for Breakdown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            asked,
+            leased,
+            pinned,
+            granted,
+            captive,
+            other_classes,
+            free,
+            largest_free_extent,
+        } = self;
+        write!(
+            f,
+            "no page of {asked} bytes can be freed: {leased} bytes leased, {pinned} pinned, {granted} granted, \
+             {captive} captive, {other_classes} in other page sizes, {free} free (largest run {largest_free_extent}); \
+             drop objects, unpin, or start the server with a larger pool"
+        )
+    }
+}
+
+/// Why the engine did not do what was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// Nothing can be freed.
+    #[error("{0}")]
+    PoolFull(Breakdown),
+    /// The client holds as much as it may.
+    #[error(
+        "the client holds {held} bytes of granted pages and asked for {asked} more; its share is {limit}"
+    )]
+    ShareExceeded {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes held.
+        held: u64,
+        /// Bytes that may be held.
+        limit: u64,
+    },
+    /// The request is not one that can be served; nothing changed.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// The engine failed; nothing changed.
+    #[error("the engine failed: {0}")]
+    Failed(String),
+    /// The server has gone away. Whether a request that was on its way was carried out is not known if `sent`.
+    #[error("the server is not there: {reason}{}", if *sent { "; whether the request was carried out is not known" } else { "" })]
+    Disconnected {
+        /// What was seen.
+        reason: String,
+        /// Whether the request had left.
+        sent: bool,
+    },
+    /// No answer came in time; whether the request was carried out is not known.
+    #[error("no answer within {waited_ms} ms; whether the request was carried out is not known")]
+    TimedOut {
+        /// How long was waited.
+        waited_ms: u64,
+    },
+    /// The other side does not speak this protocol.
+    #[error("protocol error: {0}")]
+    Protocol(String),
+}
+
+impl ControlError {
+    /// Whether the request may have been carried out although it failed.
+    pub fn is_outcome_unknown(&self) -> bool {
+        matches!(
+            self,
+            Self::TimedOut { .. } | Self::Disconnected { sent: true, .. }
+        )
+    }
+}

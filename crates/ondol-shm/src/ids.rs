@@ -1,0 +1,37 @@
+use std::fmt;
+
+use ondol_plugin::RegionId;
+
+/// One file or device that holds regions; numbered from 0 in the order of the pool's configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BackingId(pub u32);
+
+/// How often a page has been given out; a location of an earlier generation is stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Generation(pub u64);
+
+/// One page: the `index`-th slice of its region, as long as the region's page stride.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId {
+    /// The region.
+    pub region: RegionId,
+    /// Number of the page within its region, from 0.
+    pub index: u32,
+}
+
+/// Where an object lies: the first `len` bytes of a page, in the generation in which it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Location {
+    /// The page.
+    pub page: PageId,
+    /// The page's generation when the object was written.
+    pub generation: Generation,
+    /// Length of the object in bytes.
+    pub len: u64,
+}
+
+impl fmt::Display for PageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.region, self.index)
+    }
+}

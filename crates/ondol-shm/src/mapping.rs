@@ -1,0 +1,132 @@
+//! Shared mappings of the pool's files.
+//!
+//! # Invariant
+//! Bytes of a mapping change only through a [`PageBytes`](crate::PageBytes), of which there is at most one per
+//! page, in the process that holds the page's grant; a page is granted only while no lease on it exists. So a
+//! slice handed out under a lease is not written while it lives, and a slice handed out under a grant is neither
+//! read nor written by anyone else. Processes that were given the pool's descriptors are trusted with it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+
+/// A read-only mapping of a whole file: a stray write through it faults.
+#[derive(Debug)]
+pub struct ReadMapping(MmapRaw);
+
+/// A writable mapping of a whole file.
+#[derive(Debug)]
+pub struct WriteMapping(MmapRaw);
+
+impl ReadMapping {
+    /// Maps the first `len` bytes of `file`. The mapping is not inherited by forked children.
+    ///
+    /// # Errors
+    /// If the file is shorter than `len` (a later access would kill the process) or cannot be mapped.
+    pub fn new(file: BorrowedFd<'_>, len: u64) -> io::Result<Self> {
+        let len = checked_len(file, len)?;
+        let map = MmapOptions::new().len(len).map_raw_read_only(&file)?;
+        map.advise(Advice::DontFork)?;
+        Ok(Self(map))
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether the mapping has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.0.len() == 0
+    }
+
+    /// The bytes `start..start + len`, which the caller has checked to lie inside.
+    ///
+    /// # Safety
+    /// The range lies inside the mapping, and a lease protects it for as long as the slice lives.
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &[u8] {
+        // SAFETY: the caller vouches for the range.
+        let first = unsafe { self.0.as_ptr().add(start) };
+        // SAFETY: the range lies in a live mapping; by the module's invariant nobody writes it under a lease.
+        unsafe { std::slice::from_raw_parts(first, len) }
+    }
+
+    /// A pointer to the word at byte `offset`.
+    pub(crate) fn word(&self, offset: usize) -> *const u64 {
+        assert!(
+            offset.is_multiple_of(8) && offset + 8 <= self.len(),
+            "word {offset} of {} bytes",
+            self.len()
+        );
+        self.0.as_ptr().wrapping_add(offset).cast()
+    }
+}
+
+impl WriteMapping {
+    /// Maps the first `len` bytes of `file`. The mapping is not inherited by forked children.
+    ///
+    /// # Errors
+    /// If the file is shorter than `len` (a later access would kill the process) or cannot be mapped.
+    pub fn new(file: BorrowedFd<'_>, len: u64) -> io::Result<Self> {
+        let len = checked_len(file, len)?;
+        let map = MmapOptions::new().len(len).map_raw(&file)?;
+        map.advise(Advice::DontFork)?;
+        Ok(Self(map))
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether the mapping has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.0.len() == 0
+    }
+
+    /// # Safety
+    /// The range lies inside the mapping, and the caller holds the only claim to it.
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &[u8] {
+        // SAFETY: the caller vouches for the range.
+        let first = unsafe { self.0.as_ptr().add(start) };
+        // SAFETY: the range lies in a live mapping and nobody else writes it while the claim is held.
+        unsafe { std::slice::from_raw_parts(first, len) }
+    }
+
+    /// # Safety
+    /// The range lies inside the mapping, and the caller holds the only claim to it, mutably borrowed.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "exclusivity comes from the claim, not from the mapping"
+    )]
+    pub(crate) unsafe fn slice_mut(&self, start: usize, len: usize) -> &mut [u8] {
+        // SAFETY: the caller vouches for the range.
+        let first = unsafe { self.0.as_mut_ptr().add(start) };
+        // SAFETY: the range lies in a live mapping and the claim, which is borrowed mutably, is the only one.
+        unsafe { std::slice::from_raw_parts_mut(first, len) }
+    }
+
+    /// A pointer to the word at byte `offset`.
+    pub(crate) fn word(&self, offset: usize) -> *const u64 {
+        assert!(
+            offset.is_multiple_of(8) && offset + 8 <= self.len(),
+            "word {offset} of {} bytes",
+            self.len()
+        );
+        self.0.as_ptr().wrapping_add(offset).cast()
+    }
+}
+
+fn checked_len(file: BorrowedFd<'_>, len: u64) -> io::Result<usize> {
+    let stat = rustix::fs::fstat(file.as_fd())?;
+    let is_device =
+        rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::CharacterDevice;
+    if !is_device && (stat.st_size as u64) < len {
+        return Err(io::Error::other(format!(
+            "the file has {} bytes; expected at least {len}: it was shrunk or is not the pool's",
+            stat.st_size
+        )));
+    }
+    usize::try_from(len).map_err(io::Error::other)
+}
