@@ -36,7 +36,8 @@ pub struct LoadOptions {
     pub deferred_hang_after: Duration,
     /// How many batches wait in the lane of a deferred plugin before more are dropped.
     pub lane_capacity: usize,
-    /// How long the end of [`HandlerPlugins`](crate::HandlerPlugins) waits for lanes and destructors of plugins.
+    /// How long the end of [`HandlerPlugins`](crate::HandlerPlugins) waits for lanes, and then again for the
+    /// destructors of plugins, before it leaves what hangs to itself.
     pub close_grace: Duration,
     /// What time is measured with.
     pub clock: Clock,

@@ -324,7 +324,7 @@ impl Drop for HandlerPlugins {
                 );
             }
         }
-        end_guests(tenants, deadline);
+        end_guests(tenants, self.close_grace);
     }
 }
 
@@ -367,7 +367,7 @@ impl Entry {
 }
 
 /// Runs the destructors of plugins on a thread of their own, so that one that hangs does not hang the handler.
-fn end_guests(tenants: Vec<Tenant>, deadline: Instant) {
+fn end_guests(tenants: Vec<Tenant>, grace: Duration) {
     let (ended, end) = bounded::<()>(0);
     let thread = std::thread::Builder::new().name("ondol-plugin-end".into());
     let spawned = thread.spawn(move || {
@@ -375,7 +375,7 @@ fn end_guests(tenants: Vec<Tenant>, deadline: Instant) {
         drop(ended);
     });
     // If no thread was to be had, the closure, and with it every plugin, was dropped by the attempt.
-    if spawned.is_ok() && end.recv_deadline(deadline) == Err(RecvTimeoutError::Timeout) {
+    if spawned.is_ok() && end.recv_timeout(grace) == Err(RecvTimeoutError::Timeout) {
         tracing::warn!("the destructor of a plugin does not return; it is left to itself");
     }
 }
