@@ -3,9 +3,12 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use ondol_plugin::Key;
-use ondol_shm::{BackingId, Generation, LeaseRef, Location, PageId, RegionHandle};
+use ondol_shm::{
+    BackingId, ClientId, Grant, LayoutFingerprint, LeaseRef, Location, ObjectMeta, PageId,
+    RegionHandle, StaleReason,
+};
 
-use crate::{EngineStats, LayoutFingerprint, ObjectInfo, ObjectMeta};
+use crate::{EngineStats, ObjectInfo};
 
 /// One client's line to the engine. Everything that is asked here is asked on behalf of that client: grants,
 /// leases and pins that result are its own and end with it.
@@ -110,16 +113,6 @@ pub trait ControlPlane: Send + Sync + fmt::Debug {
     fn leave(&self) -> Result<(), ControlError>;
 }
 
-/// The engine's name for a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ClientId(pub u64);
-
-impl fmt::Display for ClientId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// What a client learns when it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientInfo {
@@ -168,15 +161,6 @@ pub struct GrantRequest {
     pub count: u32,
 }
 
-/// A page that its client may write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Grant {
-    /// The page.
-    pub page: PageId,
-    /// The generation in which it was granted.
-    pub generation: Generation,
-}
-
 /// An object that is complete and asks to be visible.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
@@ -213,20 +197,6 @@ pub enum RefusedCommit {
         /// Length of the page.
         stride: u64,
     },
-}
-
-/// Why a page is not the client's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StaleReason {
-    /// No such region or page.
-    #[error("there is no such page; its region is gone or was never there")]
-    UnknownPage,
-    /// The page was given out again since.
-    #[error("the page was given out again since: the handle is stale")]
-    OldGeneration,
-    /// The page is free, committed or granted to somebody else.
-    #[error("the page is not granted to this client: it was returned or committed before")]
-    NotGranted,
 }
 
 /// A request to find and lease objects.

@@ -10,9 +10,10 @@ mod object;
 mod stats;
 
 pub use control::{
-    Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
-    DeleteOutcome, Grant, GrantRequest, Hit, Listing, PinOutcome, RefusedCommit, RegionInfo,
-    Retrieve, Retrieved, StaleReason,
+    Access, Breakdown, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
+    DeleteOutcome, GrantRequest, Hit, Listing, PinOutcome, RefusedCommit, RegionInfo, Retrieve,
+    Retrieved,
 };
-pub use object::{LayoutFingerprint, ObjectInfo, ObjectMeta};
+pub use object::ObjectInfo;
+pub use ondol_shm::{ClientId, Grant, LayoutFingerprint, ObjectMeta, StaleReason};
 pub use stats::{ClassStats, ClientStats, EngineStats, PoolStats};

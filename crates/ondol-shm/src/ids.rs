@@ -35,3 +35,36 @@ impl fmt::Display for PageId {
         write!(f, "{}/{}", self.region, self.index)
     }
 }
+
+/// The engine's name for a client; never reused by the same engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u64);
+
+impl fmt::Display for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A page that its client may write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grant {
+    /// The page.
+    pub page: PageId,
+    /// The generation in which it was granted.
+    pub generation: Generation,
+}
+
+/// Why a page is not the client's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StaleReason {
+    /// No such region or page.
+    #[error("there is no such page; its region is gone or was never there")]
+    UnknownPage,
+    /// The page was given out again since.
+    #[error("the page was given out again since: the handle is stale")]
+    OldGeneration,
+    /// The page is free, committed or granted to somebody else.
+    #[error("the page is not granted to this client: it was returned or committed before")]
+    NotGranted,
+}

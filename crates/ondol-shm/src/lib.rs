@@ -8,6 +8,7 @@ mod fork;
 mod handle;
 mod ids;
 mod lease;
+mod object;
 mod sync;
 
 #[cfg(not(loom))]
@@ -25,7 +26,7 @@ mod region;
 pub use fds::{MAX_FDS, recv_with_fds, send_with_fds};
 pub use fork::ForkGuard;
 pub use handle::{HandleSecret, RegionHandle, TOKEN_BYTES};
-pub use ids::{BackingId, Generation, Location, PageId};
+pub use ids::{BackingId, ClientId, Generation, Grant, Location, PageId, StaleReason};
 pub use lease::LeaseRef;
 #[cfg(not(loom))]
 pub use lease_table::{
@@ -33,6 +34,7 @@ pub use lease_table::{
 };
 #[cfg(not(loom))]
 pub use mapping::{ReadMapping, WriteMapping};
+pub use object::{LayoutFingerprint, ObjectMeta};
 #[cfg(not(loom))]
 pub use process::{Process, boot_id, process_start_time};
 #[cfg(not(loom))]
