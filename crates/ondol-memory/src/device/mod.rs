@@ -1,0 +1,253 @@
+//! Memory devices: where the bytes of a pool lie.
+//!
+//! A device is opened once, by the server, and stays locked for the server's life. Its backings are allocated
+//! when it is opened, so that no access faults later for want of memory or disk, and are never shrunk.
+
+mod uri;
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+pub use uri::{DEFAULT_SHM_NAME, DeviceUri, UriError};
+
+/// Where devices look for the system's files; tests put other roots here.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeviceEnv {
+    /// Where `shm:` files lie, and the lock files of `hugetlb:` and `dax:` devices.
+    pub shm_root: PathBuf,
+    /// Where sysfs is mounted.
+    pub sysfs_root: PathBuf,
+    /// Where procfs is mounted.
+    pub proc_root: PathBuf,
+    /// Whether a plain file may stand in for a character device.
+    pub plain_file_as_dax: bool,
+}
+
+impl Default for DeviceEnv {
+    fn default() -> Self {
+        Self {
+            shm_root: PathBuf::from("/dev/shm"),
+            sysfs_root: PathBuf::from("/sys"),
+            proc_root: PathBuf::from("/proc"),
+            plain_file_as_dax: false,
+        }
+    }
+}
+
+/// How a device is opened. What a dead predecessor left under the name is replaced by new files.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OpenOptions {
+    /// Permission bits of the files; 0600 unless clients of other users shall map them.
+    pub mode: u32,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { mode: 0o600 }
+    }
+}
+
+/// Why a device cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The system refused a call.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Another process holds the device.
+    #[error(
+        "{} is in use by {owner}; stop that process or choose another name", path.display()
+    )]
+    InUse {
+        /// The file that is in use.
+        path: PathBuf,
+        /// Who holds it, in words.
+        owner: String,
+        /// Its process id, where its lock file tells.
+        pid: Option<u32>,
+    },
+    /// The name belongs to somebody else.
+    #[error(
+        "{} exists, but {reason}, so it is left alone; choose another name, or delete it if nothing needs it", path.display()
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// How that was seen.
+        reason: String,
+    },
+    /// The file system has not enough room.
+    #[error(
+        "{device} needs {asked}, but {} has only {free} free; choose a smaller size or make room", root.display()
+    )]
+    NoSpace {
+        /// The device.
+        device: DeviceUri,
+        /// Where room is missing.
+        root: PathBuf,
+        /// Bytes asked for, in words.
+        asked: String,
+        /// Bytes free, in words.
+        free: String,
+    },
+    /// The machine has not enough memory.
+    #[error(
+        "{device} needs {asked} of memory, but {limit} leaves only {available}; choose a smaller size"
+    )]
+    NoMemory {
+        /// The device.
+        device: DeviceUri,
+        /// Bytes asked for, in words.
+        asked: String,
+        /// Bytes available, in words.
+        available: String,
+        /// Which limit counts.
+        limit: String,
+    },
+    /// The device does not fit what the system has.
+    #[error("{device}: {reason}")]
+    Unusable {
+        /// The device.
+        device: DeviceUri,
+        /// What was found, what was expected, and what to do.
+        reason: String,
+    },
+}
+
+/// An opened memory device, locked for as long as this value lives.
+#[derive(Debug)]
+pub struct Device {
+    uri: DeviceUri,
+    backings: Vec<Backing>,
+    alignment: u64,
+    page_size: u64,
+    whole_backing_regions: bool,
+    volatile: bool,
+}
+
+impl Device {
+    /// Opens a device: locks it, replaces what a dead predecessor left, allocates every byte.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; then no file is left behind and nobody else's is touched.
+    pub fn open(
+        uri: &DeviceUri,
+        _env: &DeviceEnv,
+        _options: &OpenOptions,
+    ) -> Result<Self, DeviceError> {
+        Err(DeviceError::Unusable {
+            device: uri.clone(),
+            reason: "not built yet".to_owned(),
+        })
+    }
+
+    /// The device's name, with the size it really has where the name left it open.
+    pub fn uri(&self) -> &DeviceUri {
+        &self.uri
+    }
+
+    /// The files of the device; at least one.
+    pub fn backings(&self) -> &[Backing] {
+        &self.backings
+    }
+
+    /// What offset and length of a region must be multiples of, unless a region is a whole backing.
+    pub fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    /// Size of the pages of memory under the device.
+    pub fn page_size(&self) -> u64 {
+        self.page_size
+    }
+
+    /// Whether a region is exactly a backing (`dir:`) and not a part of one.
+    pub fn whole_backing_regions(&self) -> bool {
+        self.whole_backing_regions
+    }
+
+    /// Whether the bytes are gone after a reboot at the latest.
+    pub fn is_volatile(&self) -> bool {
+        self.volatile
+    }
+
+    /// Whether the bytes stay when this process ends.
+    pub fn outlives_process(&self) -> bool {
+        !matches!(self.uri, DeviceUri::Memfd { .. })
+    }
+
+    /// Bytes that regions can lie in.
+    pub fn capacity(&self) -> u64 {
+        self.backings
+            .iter()
+            .map(|backing| backing.usable.end - backing.usable.start)
+            .sum()
+    }
+
+    /// Unlinks the device's files, for users who want nothing to stay. Mappings of them stay valid. Without this
+    /// call the files of all kinds but `memfd:` outlive the value and the process. A `dax:` device is not touched.
+    ///
+    /// # Errors
+    /// If the system refuses to unlink one.
+    pub fn remove_files(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// One file or character device that regions lie in.
+#[derive(Debug)]
+pub struct Backing {
+    path: Option<PathBuf>,
+    len: u64,
+    usable: Range<u64>,
+    file: OwnedFd,
+}
+
+impl Backing {
+    /// Its path, where it has one.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Bytes to map, from its start.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never: a device without a byte cannot be opened.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes that regions may lie in; starts behind the header block of a `dax:` device.
+    pub fn usable(&self) -> Range<u64> {
+        self.usable.clone()
+    }
+
+    /// A new descriptor that cannot be mapped for writing. It carries no lock, so it may be given to clients.
+    ///
+    /// # Errors
+    /// If the system has no descriptor left.
+    pub fn open_read(&self) -> io::Result<OwnedFd> {
+        Ok(self.file.try_clone()?)
+    }
+
+    /// A new descriptor to map for writing. It carries no lock, so it may be given to clients.
+    ///
+    /// # Errors
+    /// If the system has no descriptor left.
+    pub fn open_write(&self) -> io::Result<OwnedFd> {
+        Ok(self.file.try_clone()?)
+    }
+}
