@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use ondol_plugin::Key;
 use ondol_shm::{
-    BackingId, ClientId, Grant, LayoutFingerprint, LeaseRef, Location, ObjectMeta, PageId,
-    RegionHandle, StaleReason,
+    BackingId, ClientId, Grant, LayoutFingerprint, LeaseRef, Location, ObjectMeta, RegionHandle,
+    StaleReason,
 };
 
 use crate::{EngineStats, ObjectInfo};
@@ -124,6 +124,29 @@ pub struct ClientInfo {
     pub max_page_bytes: u64,
     /// Names this start of the engine; locations of another incarnation mean nothing.
     pub incarnation: u64,
+}
+
+/// Why the engine is told to forget a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DetachReason {
+    /// Its process has ended: nobody reads or writes on its behalf any more, so its leases end, too.
+    #[error("process {pid} has ended")]
+    ProcessEnded {
+        /// The process.
+        pid: u32,
+    },
+}
+
+/// What a client held when it was detached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// Pages that were granted to it.
+    pub pages: u64,
+    /// Leases.
+    pub leases: u64,
+    /// Pins.
+    pub pins: u64,
 }
 
 /// How a backing is to be mapped.

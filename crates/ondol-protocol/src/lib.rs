@@ -7,13 +7,16 @@
 
 mod control;
 mod object;
+mod place;
 mod stats;
+pub mod wire;
 
 pub use control::{
     Access, Breakdown, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
-    DeleteOutcome, GrantRequest, Hit, Listing, PinOutcome, RefusedCommit, RegionInfo, Retrieve,
-    Retrieved,
+    DeleteOutcome, DetachReason, GrantRequest, Hit, Listing, PinOutcome, Reclaimed, RefusedCommit,
+    RegionInfo, Retrieve, Retrieved,
 };
 pub use object::ObjectInfo;
 pub use ondol_shm::{ClientId, Grant, LayoutFingerprint, ObjectMeta, StaleReason};
+pub use place::{SOCKET_NAME, default_socket, default_state_dir};
 pub use stats::{ClassStats, ClientStats, EngineStats, PoolStats};
