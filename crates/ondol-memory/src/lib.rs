@@ -1,10 +1,18 @@
-//! The server's side of memory: devices, the pool over them, regions and pages.
+//! The server's side of memory: devices, and the pool of regions and pages that is cut from them.
+//!
+//! [`Device`] owns files, [`Pool`] owns the book of what they hold. The pool is plain state: it takes no lock,
+//! performs no I/O and never learns what an object's key means.
+
 #![forbid(unsafe_code)]
 
 mod device;
+mod extent;
+mod journal;
+mod pool;
 mod size;
 
-pub use device::{
-    Backing, DEFAULT_SHM_NAME, Device, DeviceEnv, DeviceError, DeviceUri, OpenOptions, UriError,
-};
-pub use size::{SizeError, format_size, parse_size};
+pub use device::*;
+pub use extent::{Arena, Extent, ExtentAllocator, NotAllocated, REGION_ALIGNMENT};
+pub use journal::{Change, Journal, JournalError, NoJournal, RemoveReason};
+pub use pool::{ApplyError, PageState, Pool, Region};
+pub use size::*;
