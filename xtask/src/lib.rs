@@ -3,4 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod contract;
+pub mod licences;
+pub mod new_plugin;
+pub mod suite;
 pub mod workspace;

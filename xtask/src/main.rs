@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::contract;
+use xtask::{contract, new_plugin, suite};
 
 /// The habits of the house
 #[derive(Parser)]
@@ -19,11 +19,20 @@ struct Arguments {
 enum Command {
     /// Compare the code with the committed contract
     ContractCheck(contract::Options),
+    /// Write the skeleton of a plugin crate
+    NewPlugin(new_plugin::Options),
+    /// Run everything the project checks about itself
+    Test(suite::Options),
+    /// Run what a change must pass: `test`, and cargo-deny where it is installed
+    Ci(suite::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::ContractCheck(options) => contract::run(&options),
+        Command::NewPlugin(options) => new_plugin::run(&options),
+        Command::Test(options) => suite::test(options),
+        Command::Ci(options) => suite::ci(options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,97 @@
+//! The skeleton of a plugin crate, out of tree: it builds, passes its tests and the contract check.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use xtask::workspace::{Workspace, said};
+
+fn xtask(arguments: &[&str], path: &Path) -> Output {
+    // Somewhere else than in the checkout, as a vendor would call it.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    let command = command
+        .args(arguments)
+        .arg(path)
+        .current_dir(std::env::temp_dir());
+    command.output().unwrap()
+}
+
+#[test]
+fn a_new_plugin_passes_its_tests_and_the_contract_check() {
+    let workspace = Workspace::load().unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("acme");
+    let written = xtask(
+        &["new-plugin", "acme-hint", "--kind", "handler", "--path"],
+        &dir,
+    );
+    assert!(written.status.success(), "{}", said(&written));
+
+    // The versions that are downloaded already.
+    std::fs::copy(workspace.root.join("Cargo.lock"), dir.join("Cargo.lock")).unwrap();
+    let mut cargo = xtask::workspace::cargo();
+    cargo
+        .args(["test", "--quiet"])
+        .arg("--target-dir")
+        .arg(workspace.target())
+        .current_dir(&dir);
+    let tested = cargo.output().unwrap();
+    assert!(tested.status.success(), "{}", said(&tested));
+    assert!(said(&tested).contains("4 passed"), "{}", said(&tested));
+
+    let checked = xtask(&["contract-check", "--plugin"], &dir);
+    assert!(checked.status.success(), "{}", said(&checked));
+    assert!(
+        said(&checked).contains("acme-hint is declined"),
+        "{}",
+        said(&checked)
+    );
+
+    // Three faults that a vendor may well make: a name that is no name, a factory that errs where nothing is
+    // configured, and an arrow to another crate of ours.
+    let lib = dir.join("src/lib.rs");
+    let text = std::fs::read_to_string(&lib).unwrap();
+    std::fs::write(
+        &lib,
+        text.replace("\"acme-hint\"", "\"Acme\"").replace(
+            "Ok(Config",
+            "anyhow::bail!(\"not set\"); #[allow(unreachable_code)] Ok(Config",
+        ),
+    )
+    .unwrap();
+    let broken = xtask(&["contract-check", "--plugin"], &dir);
+    assert!(!broken.status.success());
+    for fault in [
+        "plugin `Acme` has a name",
+        "plugin `Acme` is failed",
+        "not set",
+    ] {
+        assert!(said(&broken).contains(fault), "{fault}: {}", said(&broken));
+    }
+    let manifest = dir.join("Cargo.toml");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    let host = workspace.root.join("crates/ondol-host");
+    std::fs::write(
+        &manifest,
+        format!("{text}ondol-host = {{ path = {host:?} }}\n"),
+    )
+    .unwrap();
+    let arrow = xtask(&["contract-check", "--plugin"], &dir);
+    assert!(!arrow.status.success());
+    assert!(
+        said(&arrow).contains("depends on ondol-host"),
+        "{}",
+        said(&arrow)
+    );
+}
+
+#[test]
+fn kinds_without_a_pipeline_are_refused_and_write_nothing() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("acme");
+    for kind in ["l2", "connector"] {
+        let refused = xtask(&["new-plugin", "acme", "--kind", kind, "--path"], &dir);
+        assert!(!refused.status.success());
+        assert!(said(&refused).contains("L2 pipeline"), "{}", said(&refused));
+        assert!(!dir.exists());
+    }
+}
