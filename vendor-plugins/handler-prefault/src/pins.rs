@@ -63,6 +63,7 @@ impl Pins {
         let pages = Pages::of(bytes);
         let closes = {
             let mut held = self.held();
+            let has_room = held.bytes.saturating_add(pages.len()) <= self.budget;
             match held.ranges.get_mut(&pages) {
                 Some(pin) if pin.region == region => {
                     pin.references += 1;
@@ -75,9 +76,7 @@ impl Pins {
                         references: 1,
                     }
                 }
-                None if held.bytes.saturating_add(pages.len()) > self.budget => {
-                    return Ok(Pinned::OverBudget);
-                }
+                None if !has_room => return Ok(Pinned::OverBudget),
                 None => {
                     held.bytes += pages.len();
                     held.ranges.insert(

@@ -74,12 +74,18 @@ enum Entry<'a> {
     Mapped(&'a [u8]),
 }
 
-struct Batch<'a>(Vec<(Key, Entry<'a>)>);
+struct Batch<'a> {
+    entries: Vec<(Key, Entry<'a>)>,
+    region: RegionId,
+}
 
 impl<'a> Batch<'a> {
     fn of(entries: impl IntoIterator<Item = Entry<'a>>) -> Self {
         let keys = (0..).map(Key::integer);
-        Self(keys.zip(entries).collect())
+        Self {
+            entries: keys.zip(entries).collect(),
+            region: RegionId(1),
+        }
     }
 
     fn stage(&self, plugin: &dyn HandlerPlugin) -> StageResult {
@@ -92,12 +98,12 @@ impl<'a> Batch<'a> {
 
 impl BatchSource for Batch<'_> {
     fn len(&self) -> usize {
-        self.0.len()
+        self.entries.len()
     }
     fn entry(&self, index: usize) -> BatchEntry<'_> {
-        let (key, entry) = &self.0[index];
+        let (key, entry) = &self.entries[index];
         let region = RegionSpan {
-            region_id: RegionId(1),
+            region_id: self.region,
             offset: 0,
             length: (PAGES * PAGE) as u64,
         };
@@ -227,6 +233,26 @@ fn a_region_that_is_gone_is_not_unlocked() {
     // Whoever has these addresses now keeps its lock; the plugin's books are clear.
     assert_eq!(region.kib("Locked:"), PAGES * PAGE / 1024);
     assert_eq!(stat(&plugin, "pinned_bytes"), 0);
+}
+
+#[test]
+fn a_region_that_took_the_place_of_another_is_locked_anew() {
+    let plugin = plugin(PAGES);
+    let region = Region::new();
+    assert!(
+        Batch::of([Entry::Mapped(&region.map)])
+            .stage(&plugin)
+            .ready()
+    );
+    // SAFETY: the range is the whole mapping; unlocking changes no byte. It stands for an unmapping, which ends
+    // locks too, and a mapping of another region in its place.
+    unsafe { rustix::mm::munlock(region.map.as_ptr().cast_mut().cast(), region.map.len()) }
+        .unwrap();
+    let mut batch = Batch::of([Entry::Mapped(&region.map)]);
+    batch.region = RegionId(2);
+    assert!(batch.stage(&plugin).ready());
+    assert_eq!(region.kib("Locked:"), PAGES * PAGE / 1024);
+    assert_eq!(stat(&plugin, "pinned_bytes"), (PAGES * PAGE) as u64);
 }
 
 #[test]
