@@ -2,15 +2,39 @@
 //!
 //! A device is opened once, by the server, and stays locked for the server's life. Its backings are allocated
 //! when it is opened, so that no access faults later for want of memory or disk, and are never shrunk.
+//!
+//! Every kind with a name has a lock file, described in `owner.rs`: `/dev/shm/NAME.owner` for `shm:NAME`,
+//! `ondol.owner` in the directory of a `dir:` device, and for `hugetlb:/dev/hugepages/NAME` and `dax:/dev/dax0.0`
+//! the files `dev-hugepages-NAME.hugetlb-owner` and `dax0.0.dax-owner` in `/dev/shm`.
 
+mod allocate;
+mod dax;
+mod dir;
+mod hugetlb;
+mod memfd;
+mod named;
+mod owner;
+mod room;
+mod shm;
+#[cfg(test)]
+mod tests;
 mod uri;
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
+use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
+use rustix::io::Errno;
+
+use crate::size::format_size;
+use owner::FileId;
 pub use uri::{DEFAULT_SHM_NAME, DeviceUri, UriError};
+
+/// Regions begin at multiples of this, so that huge pages can back them.
+const MIN_ALIGNMENT: u64 = 2 << 20;
 
 /// Where devices look for the system's files; tests put other roots here.
 #[derive(Clone, Debug)]
@@ -134,6 +158,17 @@ pub struct Device {
     page_size: u64,
     whole_backing_regions: bool,
     volatile: bool,
+    // After the backings, so that the lock goes last.
+    hold: Hold,
+}
+
+/// What keeps a device this process's.
+#[derive(Debug)]
+enum Hold {
+    Nothing,
+    Name(named::NameClaim),
+    Dir(dir::DirClaim),
+    Dax(owner::OwnerLock),
 }
 
 impl Device {
@@ -143,13 +178,28 @@ impl Device {
     /// [`DeviceError`]; then no file is left behind and nobody else's is touched.
     pub fn open(
         uri: &DeviceUri,
-        _env: &DeviceEnv,
-        _options: &OpenOptions,
+        env: &DeviceEnv,
+        options: &OpenOptions,
     ) -> Result<Self, DeviceError> {
-        Err(DeviceError::Unusable {
-            device: uri.clone(),
-            reason: "not built yet".to_owned(),
-        })
+        let started = Instant::now();
+        let device = match uri {
+            DeviceUri::Shm { name, size } => shm::open(uri, name, *size, env, options)?,
+            DeviceUri::Memfd { name, size } => memfd::open(uri, name, *size, env)?,
+            DeviceUri::Hugetlb { path, size } => hugetlb::open(uri, path, *size, env, options)?,
+            DeviceUri::Dir { path, size, region } => {
+                dir::open(uri, path, *size, *region, env, options)?
+            }
+            DeviceUri::Dax { path, size } => dax::open(uri, path, *size, env)?,
+        };
+        tracing::info!(
+            device = %device.uri,
+            capacity = format_size(device.capacity()),
+            files = device.backings.len(),
+            page_size = device.page_size,
+            seconds = started.elapsed().as_secs_f64(),
+            "memory device allocated"
+        );
+        Ok(device)
     }
 
     /// The device's name, with the size it really has where the name left it open.
@@ -201,7 +251,12 @@ impl Device {
     /// # Errors
     /// If the system refuses to unlink one.
     pub fn remove_files(&self) -> Result<(), DeviceError> {
-        Ok(())
+        match &self.hold {
+            Hold::Nothing => Ok(()),
+            Hold::Name(claim) => claim.remove_files(),
+            Hold::Dir(claim) => claim.remove_files(),
+            Hold::Dax(lock) => lock.remove(),
+        }
     }
 }
 
@@ -211,10 +266,36 @@ pub struct Backing {
     path: Option<PathBuf>,
     len: u64,
     usable: Range<u64>,
-    file: OwnedFd,
+    source: Source,
+}
+
+/// How a backing is reached.
+#[derive(Debug)]
+enum Source {
+    Held(OwnedFd),
+    /// A `dir:` device may have more files than a process may have descriptors.
+    ByPath(PathBuf, FileId),
 }
 
 impl Backing {
+    fn held(path: Option<PathBuf>, len: u64, usable: Range<u64>, file: OwnedFd) -> Self {
+        Self {
+            path,
+            len,
+            usable,
+            source: Source::Held(file),
+        }
+    }
+
+    fn by_path(path: PathBuf, id: FileId, len: u64) -> Self {
+        Self {
+            path: Some(path.clone()),
+            len,
+            usable: 0..len,
+            source: Source::ByPath(path, id),
+        }
+    }
+
     /// Its path, where it has one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
@@ -238,16 +319,69 @@ impl Backing {
     /// A new descriptor that cannot be mapped for writing. It carries no lock, so it may be given to clients.
     ///
     /// # Errors
-    /// If the system has no descriptor left.
+    /// If the system has no descriptor left, or the file of a `dir:` device was removed or replaced.
     pub fn open_read(&self) -> io::Result<OwnedFd> {
-        Ok(self.file.try_clone()?)
+        self.reopen(OFlags::RDONLY)
     }
 
     /// A new descriptor to map for writing. It carries no lock, so it may be given to clients.
     ///
     /// # Errors
-    /// If the system has no descriptor left.
+    /// If the system has no descriptor left, or the file of a `dir:` device was removed or replaced.
     pub fn open_write(&self) -> io::Result<OwnedFd> {
-        Ok(self.file.try_clone()?)
+        self.reopen(OFlags::RDWR)
     }
+
+    /// A duplicate would share access mode and lock with the original; a file opened anew shares neither.
+    fn reopen(&self, access: OFlags) -> io::Result<OwnedFd> {
+        let flags = access | OFlags::CLOEXEC;
+        match &self.source {
+            Source::Held(file) => {
+                let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+                Ok(openat(CWD, path, flags, Mode::empty())?)
+            }
+            Source::ByPath(path, id) => {
+                let file = openat(CWD, path, flags | OFlags::NOFOLLOW, Mode::empty())?;
+                if FileId::of(&file)? != *id {
+                    return Err(io::Error::other(format!(
+                        "{} was replaced by another file since the device was opened",
+                        path.display()
+                    )));
+                }
+                Ok(file)
+            }
+        }
+    }
+}
+
+fn io_error(action: &'static str, path: &Path, source: io::Error) -> DeviceError {
+    DeviceError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn unusable(device: &DeviceUri, reason: String) -> DeviceError {
+    DeviceError::Unusable {
+        device: device.clone(),
+        reason,
+    }
+}
+
+fn is_want_of_room(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOSPC | Errno::NOMEM | Errno::DQUOT)
+    )
+}
+
+fn base_page_size() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// Size of the pages that back a file of memory; the kernel gives it as the file's best unit of I/O.
+fn page_size_of(file: &OwnedFd, path: &Path) -> Result<u64, DeviceError> {
+    let stat = fstat(file).map_err(|error| io_error("examine", path, error.into()))?;
+    Ok((stat.st_blksize as u64).max(base_page_size()))
 }

@@ -377,3 +377,97 @@ impl From<DeviceUri> for String {
         uri.to_string()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_read_back_from_their_text() {
+        for (text, shown) in [
+            ("shm:pool?size=2GiB", "shm:pool?size=2GiB"),
+            ("shm:", "shm:ondol"),
+            ("shm:?size=65537", "shm:ondol?size=65537"),
+            ("memfd:?size=1.5GiB", "memfd:?size=1536MiB"),
+            ("memfd:kv?size=4K", "memfd:kv?size=4096"),
+            (
+                "hugetlb:/dev/hugepages/kv?size=2M",
+                "hugetlb:/dev/hugepages/kv?size=2MiB",
+            ),
+            ("dir:/mnt/pmem?size=1T", "dir:/mnt/pmem?size=1TiB"),
+            (
+                "dir:/a?region=1M&size=10M&",
+                "dir:/a?size=10MiB&region=1MiB",
+            ),
+            ("dax:/dev/dax0.0", "dax:/dev/dax0.0"),
+            ("dax:/dev/dax0.0?size=4G", "dax:/dev/dax0.0?size=4GiB"),
+        ] {
+            let uri: DeviceUri = text.parse().unwrap();
+            assert_eq!(uri.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(uri.clone()));
+            let json = serde_json::to_string(&uri).unwrap();
+            assert_eq!(json, format!("{shown:?}"));
+            assert_eq!(serde_json::from_str::<DeviceUri>(&json).unwrap(), uri);
+        }
+        assert!(serde_json::from_str::<DeviceUri>("\"disk:/x\"").is_err());
+    }
+
+    #[test]
+    fn a_pool_is_a_size_or_a_device() {
+        let shown = |text| DeviceUri::parse_pool_arg(text).unwrap().to_string();
+        assert_eq!(shown("2GiB"), "shm:ondol?size=2GiB");
+        assert_eq!(shown("65536"), "shm:ondol?size=65536");
+        assert_eq!(shown("memfd:?size=1M"), "memfd:?size=1MiB");
+        for (text, said) in [
+            ("pool", "neither a size nor a device"),
+            ("2XB", "\"XB\""),
+            ("0", "expected more"),
+            ("disk:x", "expected shm:NAME"),
+        ] {
+            let error = DeviceUri::parse_pool_arg(text).unwrap_err().to_string();
+            assert!(error.contains(said) && error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_names_no_device_is_refused_with_what_would() {
+        for (text, said) in [
+            ("pool", "neither a size nor a device"),
+            (
+                "disk:/x?size=1G",
+                "kind \"disk\"; expected shm:NAME, memfd:",
+            ),
+            ("SHM:x", "kind \"SHM\""),
+            ("shm:x?sise=1G", "\"sise\"; shm: accepts size="),
+            ("shm:x?region=1M", "\"region\"; shm: accepts size="),
+            (
+                "dir:/x?depth=1",
+                "\"depth\"; dir: accepts size= and region=",
+            ),
+            ("shm:x?size=1G&size=2G", "more than once"),
+            ("shm:x?size=", "parameter size: size \"\" has no number"),
+            ("shm:x?size", "parameter size"),
+            ("shm:x?size=0", "expected more"),
+            ("memfd:", "has no size"),
+            ("hugetlb:/dev/hugepages/x", "has no size"),
+            ("dir:/x", "has no size"),
+            ("dir:/x?size=1M&region=2M", "does not fit"),
+            ("shm:a/b", "no plain file name"),
+            ("shm:..", "no plain file name"),
+            ("shm:.hidden", "no plain file name"),
+            ("shm:a.owner", "kept for lock files"),
+            ("shm:a.dax-owner", "kept for lock files"),
+            ("memfd:a/b?size=1M", "no plain file name"),
+            ("hugetlb:x?size=2M", "not absolute"),
+            ("hugetlb:/?size=2M", "no plain file name"),
+            ("dir:x?size=2M", "not absolute"),
+            ("dax:dax0.0", "not absolute"),
+        ] {
+            let error = text.parse::<DeviceUri>().unwrap_err().to_string();
+            assert!(
+                error.contains(said) && error.contains(text),
+                "{text}: {error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! `dax:` a character device of memory. Tested with a made-up sysfs and a plain file; untried on hardware.
+//!
+//! The first block, as long as the device's alignment, holds the header by which Maru knows the device on several
+//! hosts. It is neither written nor given out here.
+//!
+//! The lock is on the device's node. Two containers that have a node each for one device do not see each other's.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open as open_file};
+
+use super::owner::{OwnerLock, try_lock};
+use super::{
+    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, io_error, unusable,
+};
+use crate::size::format_size;
+
+const DEFAULT_ALIGN: u64 = 2 << 20;
+
+pub(super) fn open(
+    uri: &DeviceUri,
+    path: &Path,
+    size: Option<u64>,
+    env: &DeviceEnv,
+) -> Result<Device, DeviceError> {
+    // The name in sysfs is the node's own, not that of a link to it.
+    let path = fs::canonicalize(path).map_err(|source| io_error("open", path, source))?;
+    let file = open_file(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| io_error("open", &path, error.into()))?;
+    let stat = fstat(&file).map_err(|error| io_error("examine", &path, error.into()))?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    let stands_in = env.plain_file_as_dax && kind == FileType::RegularFile;
+    if kind != FileType::CharacterDevice && !stands_in {
+        return Err(unusable(
+            uri,
+            format!(
+                "{} is no character device; expected one such as /dev/dax0.0 (for a file or a mounted pmem device use dir:)",
+                path.display()
+            ),
+        ));
+    }
+
+    let name = path.file_name().unwrap_or_default();
+    let by_name = env.sysfs_root.join("bus/dax/devices").join(name);
+    let by_number = env.sysfs_root.join(format!(
+        "dev/char/{}:{}",
+        major(stat.st_rdev),
+        minor(stat.st_rdev)
+    ));
+    let sizes = [by_name.join("size"), by_number.join("size")];
+    let device_len = sizes.iter().find_map(|path| number(path)).ok_or_else(|| {
+        unusable(
+            uri,
+            format!(
+                "neither {} nor {} tells the device's size; is it in device-dax mode (daxctl list)?",
+                sizes[0].display(),
+                sizes[1].display()
+            ),
+        )
+    })?;
+    let align_path = by_name.join("align");
+    let align = if align_path.exists() {
+        number(&align_path)
+            .filter(|align| align.is_power_of_two())
+            .ok_or_else(|| {
+                unusable(
+                    uri,
+                    format!("{} holds no power of two", align_path.display()),
+                )
+            })?
+    } else {
+        DEFAULT_ALIGN
+    };
+    let asked = size.unwrap_or(device_len);
+    if asked > device_len {
+        return Err(unusable(
+            uri,
+            format!(
+                "{} are asked for, but the device has {}; leave the size out to use all",
+                format_size(asked),
+                format_size(device_len)
+            ),
+        ));
+    }
+    let len = asked - asked % align;
+    if len <= align {
+        return Err(unusable(
+            uri,
+            format!(
+                "{} leave nothing to use: the first {} are the device's header",
+                format_size(asked),
+                format_size(align)
+            ),
+        ));
+    }
+    if stands_in && (stat.st_size as u64) < len {
+        return Err(unusable(
+            uri,
+            format!(
+                "the file that stands in has {} bytes; expected {len}",
+                stat.st_size
+            ),
+        ));
+    }
+
+    let lock_name = format!("{}.dax-owner", name.display());
+    let mut lock = OwnerLock::acquire(env.shm_root.join(lock_name), &path)?;
+    if !try_lock(&file).map_err(|source| io_error("lock", &path, source))? {
+        return Err(lock.also_in_use(&path));
+    }
+    lock.record(None)?;
+    lock.set_disposable(false);
+    Ok(Device {
+        uri: DeviceUri::Dax {
+            path: path.clone(),
+            size: Some(len),
+        },
+        backings: vec![Backing::held(Some(path), len, align..len, file)],
+        alignment: MIN_ALIGNMENT.max(align),
+        page_size: align,
+        whole_backing_regions: false,
+        volatile: false,
+        hold: Hold::Dax(lock),
+    })
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}

@@ -1,0 +1,130 @@
+//! `hugetlb:` a file on a mounted hugetlbfs.
+//!
+//! Files there cannot be written with `write`, so the lock file lies with those of `shm:` devices.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use super::allocate::{allocate, workers};
+use super::named::NameClaim;
+use super::room::FileSystem;
+use super::{
+    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, OpenOptions, io_error,
+    is_want_of_room, unusable,
+};
+
+pub(super) fn open(
+    uri: &DeviceUri,
+    path: &Path,
+    size: u64,
+    env: &DeviceEnv,
+    options: &OpenOptions,
+) -> Result<Device, DeviceError> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(unusable(uri, "the path names no file".to_owned()));
+    };
+    // One file has one lock, by whatever path it is reached.
+    let parent = fs::canonicalize(parent).map_err(|source| io_error("examine", parent, source))?;
+    let FileSystem::HugePages(page_size) = FileSystem::of(&parent)? else {
+        return Err(unusable(
+            uri,
+            format!(
+                "{} is not on a hugetlbfs; mount one (mount -t hugetlbfs none DIRECTORY) or use shm:",
+                parent.display()
+            ),
+        ));
+    };
+    let path = parent.join(name);
+    let lock_name = lock_name(&path);
+    let mut claim = NameClaim::take(path, env.shm_root.join(lock_name))?;
+    let len = size
+        .checked_next_multiple_of(page_size)
+        .ok_or_else(|| no_pages(uri, size, env, page_size))?;
+    if free_pages(env, page_size).is_some_and(|free| len / page_size > free) {
+        return Err(no_pages(uri, len, env, page_size));
+    }
+    let file = claim.create(options)?;
+    if let Err(error) = allocate(file.as_fd(), len, page_size, workers()) {
+        if !is_want_of_room(&error) {
+            return Err(io_error("allocate", claim.path(), error));
+        }
+        drop(file);
+        return Err(no_pages(uri, len, env, page_size));
+    }
+    claim.publish(&file)?;
+    Ok(Device {
+        uri: DeviceUri::Hugetlb {
+            path: claim.path().to_owned(),
+            size: len,
+        },
+        backings: vec![Backing::held(
+            Some(claim.path().to_owned()),
+            len,
+            0..len,
+            file,
+        )],
+        alignment: MIN_ALIGNMENT.max(page_size),
+        page_size,
+        whole_backing_regions: false,
+        volatile: true,
+        hold: Hold::Name(claim),
+    })
+}
+
+/// The path as one file name: `/` becomes `-`, and what would make two paths alike is escaped.
+fn lock_name(path: &Path) -> String {
+    let text = path.display().to_string();
+    let escaped = text.replace('%', "%25").replace('-', "%2D");
+    format!(
+        "{}.hugetlb-owner",
+        escaped.trim_start_matches('/').replace('/', "-")
+    )
+}
+
+/// Huge pages that nobody has or was promised, with those that the system may still make.
+fn free_pages(env: &DeviceEnv, page_size: u64) -> Option<u64> {
+    let directory = env.sysfs_root.join(format!(
+        "kernel/mm/hugepages/hugepages-{}kB",
+        page_size / 1024
+    ));
+    let number = |name: &str| -> Option<u64> {
+        let text = fs::read_to_string(directory.join(name)).ok()?;
+        text.trim().parse().ok()
+    };
+    let free = number("free_hugepages")?.saturating_sub(number("resv_hugepages")?);
+    let more = number("nr_overcommit_hugepages")?.saturating_sub(number("surplus_hugepages")?);
+    Some(free.saturating_add(more))
+}
+
+fn no_pages(uri: &DeviceUri, asked: u64, env: &DeviceEnv, page_size: u64) -> DeviceError {
+    let free = free_pages(env, page_size)
+        .map_or_else(|| "too few".to_owned(), |pages| format!("{pages} pages"));
+    unusable(
+        uri,
+        format!(
+            "{} huge pages of {} KiB are needed, but {free} are free (the mount may have a limit of its own, too); raise vm.nr_hugepages or choose a smaller size",
+            asked.div_ceil(page_size),
+            page_size / 1024
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_files_never_share_a_lock() {
+        let names = ["/a/b", "/a-b", "/a%2Db", "/a%252Db", "/a/%b"];
+        let locks: std::collections::BTreeSet<_> = names
+            .iter()
+            .map(|name| lock_name(Path::new(name)))
+            .collect();
+        assert_eq!(locks.len(), names.len(), "{locks:?}");
+        assert_eq!(
+            lock_name(Path::new("/dev/hugepages/pool")),
+            "dev-hugepages-pool.hugetlb-owner"
+        );
+    }
+}

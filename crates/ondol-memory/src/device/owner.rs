@@ -1,0 +1,323 @@
+//! Who holds a device, and which file is ours.
+//!
+//! Beside every named device lies a small lock file. While a server runs, it holds an exclusive `flock` on it.
+//! Its text tells people and the next server who that is, and which file the device's name stood for:
+//!
+//! ```text
+//! ondol-owner 1
+//! pid 4711
+//! start 815234
+//! boot 0d5c7f0e-…
+//! file 26 1037
+//! end
+//! ```
+//!
+//! `start` is the process's start time in clock ticks since boot; `file` is device and inode number of the file,
+//! and stands only where the device is one file. A file at the device's name that no lock file names was not
+//! made by us.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process;
+
+use ondol_shm::{boot_id, process_start_time};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open};
+use rustix::io::Errno;
+
+use super::{DeviceError, io_error};
+
+const MAGIC: &str = "ondol-owner 1";
+
+/// A file, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileId {
+    dev: u64,
+    ino: u64,
+}
+
+impl FileId {
+    pub(super) fn of(file: impl AsFd) -> io::Result<Self> {
+        let stat = fstat(file)?;
+        Ok(Self {
+            dev: stat.st_dev,
+            ino: stat.st_ino,
+        })
+    }
+
+    /// What `path` stands for now, links not followed; `None` if there is nothing.
+    pub(super) fn at(path: &Path) -> io::Result<Option<Self>> {
+        match rustix::fs::lstat(path) {
+            Ok(stat) => Ok(Some(Self {
+                dev: stat.st_dev,
+                ino: stat.st_ino,
+            })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Unlinks `path` if it stands for the file `id`; whatever took the name since then stays.
+pub(super) fn unlink_ours(path: &Path, id: FileId) -> io::Result<()> {
+    if FileId::at(path)? != Some(id) {
+        return Ok(());
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Takes the lock of an open file, if nobody holds it.
+pub(super) fn try_lock(file: impl AsFd) -> io::Result<bool> {
+    match rustix::io::retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The text of a lock file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct OwnerRecord {
+    pid: u32,
+    start: u64,
+    boot: String,
+    /// The file that the device's name stood for.
+    pub(super) file: Option<FileId>,
+}
+
+impl OwnerRecord {
+    fn of_this_process(file: Option<FileId>) -> io::Result<Self> {
+        let pid = process::id();
+        Ok(Self {
+            pid,
+            start: process_start_time(pid)?,
+            boot: boot_id()?,
+            file,
+        })
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        if lines.next() != Some(MAGIC) {
+            return None;
+        }
+        let (mut pid, mut start, mut boot, mut file) = (None, None, None, None);
+        for line in lines {
+            let (name, value) = line.split_once(' ').unwrap_or((line, ""));
+            match name {
+                "pid" => pid = Some(value.parse().ok()?),
+                "start" => start = Some(value.parse().ok()?),
+                "boot" => boot = Some(value.to_owned()),
+                "file" => {
+                    let (dev, ino) = value.split_once(' ')?;
+                    file = Some(FileId {
+                        dev: dev.parse().ok()?,
+                        ino: ino.parse().ok()?,
+                    });
+                }
+                // What follows is the rest of a longer record, if the writer was killed before it cut the file.
+                "end" => {
+                    return Some(Self {
+                        pid: pid?,
+                        start: start?,
+                        boot: boot?,
+                        file,
+                    });
+                }
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    fn is_visible_process(&self) -> bool {
+        boot_id().is_ok_and(|boot| boot == self.boot)
+            && process_start_time(self.pid).is_ok_and(|start| start == self.start)
+    }
+}
+
+impl fmt::Display for OwnerRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{MAGIC}\npid {}\nstart {}\nboot {}",
+            self.pid, self.start, self.boot
+        )?;
+        if let Some(file) = self.file {
+            writeln!(f, "file {} {}", file.dev, file.ino)?;
+        }
+        writeln!(f, "end")
+    }
+}
+
+/// The lock of a device, held for as long as this value lives.
+#[derive(Debug)]
+pub(super) struct OwnerLock {
+    path: PathBuf,
+    id: FileId,
+    file: OwnedFd,
+    /// What the last owner left.
+    predecessor: Option<OwnerRecord>,
+    /// Whether the lock file names nothing and goes when the lock does.
+    disposable: bool,
+}
+
+impl OwnerLock {
+    /// Locks `path`, the lock file of `device`.
+    pub(super) fn acquire(path: PathBuf, device: &Path) -> Result<Self, DeviceError> {
+        let failed = |source: io::Error| io_error("lock", &path, source);
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        loop {
+            let created = open(
+                &path,
+                flags | OFlags::CREATE | OFlags::EXCL,
+                Mode::RUSR | Mode::WUSR,
+            );
+            let (file, disposable) = match created {
+                Ok(file) => (file, true),
+                Err(Errno::EXIST) => match open(&path, flags, Mode::empty()) {
+                    Ok(file) => (file, false),
+                    Err(Errno::NOENT) => continue,
+                    Err(error) => return Err(failed(error.into())),
+                },
+                Err(error) => return Err(failed(error.into())),
+            };
+            let id = FileId::of(&file).map_err(failed)?;
+            if !try_lock(&file).map_err(failed)? {
+                return Err(in_use(device, read(&file).ok().flatten().as_ref()));
+            }
+            // Whoever held the lock may have unlinked the file meanwhile; then this lock guards nothing.
+            if FileId::at(&path).map_err(failed)? != Some(id) {
+                continue;
+            }
+            let predecessor = read(&file).map_err(failed)?;
+            if predecessor.is_none() && fstat(&file).map_err(|e| failed(e.into()))?.st_size != 0 {
+                return Err(DeviceError::Foreign {
+                    path,
+                    reason: format!(
+                        "it is no lock file (expected a first line {MAGIC:?}), though its name says so"
+                    ),
+                });
+            }
+            return Ok(Self {
+                path,
+                id,
+                file,
+                predecessor,
+                disposable,
+            });
+        }
+    }
+
+    /// What the last owner left; `None` if the lock file is new.
+    pub(super) fn predecessor(&self) -> Option<&OwnerRecord> {
+        self.predecessor.as_ref()
+    }
+
+    /// Writes that this process owns the device, which is now `file`.
+    pub(super) fn record(&self, file: Option<FileId>) -> Result<(), DeviceError> {
+        let write = || {
+            let text = OwnerRecord::of_this_process(file)?.to_string();
+            let written = rustix::io::pwrite(&self.file, text.as_bytes(), 0)?;
+            if written != text.len() {
+                return Err(Errno::NOSPC.into());
+            }
+            ftruncate(&self.file, text.len() as u64)?;
+            // On a disk the record must not be lost while the files that it names are kept.
+            rustix::fs::fsync(&self.file)?;
+            Ok(())
+        };
+        write().map_err(|source| io_error("write", &self.path, source))
+    }
+
+    /// Whether the lock file is unlinked with this value, as there is nothing left that it could name.
+    pub(super) fn set_disposable(&mut self, disposable: bool) {
+        self.disposable = disposable;
+    }
+
+    /// Whether the lock file still has its name, so that the lock keeps others away.
+    pub(super) fn is_in_place(&self) -> bool {
+        FileId::at(&self.path).is_ok_and(|found| found == Some(self.id))
+    }
+
+    /// Unlinks the lock file. The lock stays, but no longer keeps others from the name.
+    pub(super) fn remove(&self) -> Result<(), DeviceError> {
+        unlink_ours(&self.path, self.id).map_err(|source| io_error("remove", &self.path, source))
+    }
+
+    /// The error for a file that somebody locks although this value holds the device's lock.
+    pub(super) fn also_in_use(&self, device: &Path) -> DeviceError {
+        in_use(device, self.predecessor.as_ref())
+    }
+}
+
+impl Drop for OwnerLock {
+    fn drop(&mut self) {
+        if self.disposable
+            && let Err(error) = self.remove()
+        {
+            tracing::warn!(%error, "a lock file is left behind");
+        }
+    }
+}
+
+fn read(file: &OwnedFd) -> io::Result<Option<OwnerRecord>> {
+    let mut buffer = [0; 1024];
+    let len = rustix::io::pread(file, &mut buffer, 0)?;
+    Ok(std::str::from_utf8(&buffer[..len])
+        .ok()
+        .and_then(OwnerRecord::parse))
+}
+
+fn in_use(device: &Path, record: Option<&OwnerRecord>) -> DeviceError {
+    let owner = match record {
+        Some(record) if record.is_visible_process() => format!("process {}", record.pid),
+        Some(record) => format!(
+            "another process (the lock file names process {}, which cannot be seen from here; `lslocks` may tell)",
+            record.pid
+        ),
+        None => "another process (`lslocks` tells which)".to_owned(),
+    };
+    DeviceError::InUse {
+        path: device.to_owned(),
+        owner,
+        pid: record.map(|record| record.pid),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_reads_back_and_the_rest_of_a_longer_one_is_ignored() {
+        for file in [None, Some(FileId { dev: 26, ino: 1037 })] {
+            let record = OwnerRecord::of_this_process(file).unwrap();
+            assert_eq!(
+                OwnerRecord::parse(&record.to_string()),
+                Some(record.clone())
+            );
+            let torn = format!("{record}1037\nend\n");
+            assert_eq!(OwnerRecord::parse(&torn), Some(record));
+        }
+    }
+
+    #[test]
+    fn what_is_no_record_is_refused() {
+        let record = OwnerRecord::of_this_process(None).unwrap().to_string();
+        for text in [
+            "",
+            "hello\n",
+            record.trim_end().strip_suffix("end").unwrap(),
+            &record.replace("owner 1", "owner 2"),
+            &record.replace("pid ", "pid x"),
+        ] {
+            assert_eq!(OwnerRecord::parse(text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! `shm:` a file under `/dev/shm`.
+
+use std::os::fd::AsFd;
+
+use super::allocate::{allocate, workers};
+use super::named::NameClaim;
+use super::room;
+use super::{
+    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, OpenOptions,
+    base_page_size, io_error, is_want_of_room, page_size_of,
+};
+
+const DEFAULT_SIZE: u64 = 1 << 30;
+
+pub(super) fn open(
+    uri: &DeviceUri,
+    name: &str,
+    size: Option<u64>,
+    env: &DeviceEnv,
+    options: &OpenOptions,
+) -> Result<Device, DeviceError> {
+    let root = &env.shm_root;
+    let mut claim = NameClaim::take(root.join(name), root.join(format!("{name}.owner")))?;
+    let size = match size {
+        Some(size) => size,
+        None => default_size(env)?,
+    };
+    room::check_space(uri, root, size)?;
+    room::check_memory(uri, env, size)?;
+    let len = size
+        .checked_next_multiple_of(base_page_size())
+        .ok_or_else(|| room::no_space(uri, root, size, 0))?;
+
+    let file = claim.create(options)?;
+    let page_size = page_size_of(&file, claim.path())?;
+    if let Err(error) = allocate(file.as_fd(), len, page_size, workers()) {
+        if !is_want_of_room(&error) {
+            return Err(io_error("allocate", claim.path(), error));
+        }
+        // What is free is counted without the part that was allocated.
+        drop(file);
+        return Err(room::no_space(uri, root, len, room::free_bytes(root)?));
+    }
+    claim.publish(&file)?;
+    Ok(Device {
+        uri: DeviceUri::Shm {
+            name: name.to_owned(),
+            size: Some(len),
+        },
+        backings: vec![Backing::held(
+            Some(claim.path().to_owned()),
+            len,
+            0..len,
+            file,
+        )],
+        alignment: MIN_ALIGNMENT.max(page_size),
+        page_size,
+        whole_backing_regions: false,
+        volatile: true,
+        hold: Hold::Name(claim),
+    })
+}
+
+/// 1 GiB, or half of what is free if that is less.
+fn default_size(env: &DeviceEnv) -> Result<u64, DeviceError> {
+    let free = room::free_bytes(&env.shm_root)?;
+    let available = room::available_memory(env).map_or(u64::MAX, |(bytes, _)| bytes);
+    let half = free.min(available) / 2;
+    let size = DEFAULT_SIZE.min(half - half % MIN_ALIGNMENT);
+    // With next to nothing free the refusal shall name a size, not zero bytes.
+    Ok(size.max(MIN_ALIGNMENT))
+}
