@@ -1,1 +1,7 @@
-//! Not yet.
+//! The client library that an inference engine embeds.
+
+#![forbid(unsafe_code)]
+
+mod socket;
+
+pub use socket::{SocketOptions, SocketPlane};

@@ -220,6 +220,9 @@ pub enum RefusedCommit {
         /// Length of the page.
         stride: u64,
     },
+    /// The engine could not record it; the page stays granted.
+    #[error("the engine could not record the object; its log says why")]
+    NotRecorded,
 }
 
 /// A request to find and lease objects.

@@ -462,6 +462,7 @@ impl Wire for CommitOutcome {
                 put_u64(*len, out);
                 put_u64(*stride, out);
             }
+            Self::Refused(RefusedCommit::NotRecorded) => out.push(4),
         }
     }
 
@@ -474,7 +475,8 @@ impl Wire for CommitOutcome {
                 len: reader.u64("object length")?,
                 stride: reader.u64("page stride")?,
             })),
-            found => Err(unknown("commit outcome", found, "0 to 3")),
+            4 => Ok(Self::Refused(RefusedCommit::NotRecorded)),
+            found => Err(unknown("commit outcome", found, "0 to 4")),
         }
     }
 }

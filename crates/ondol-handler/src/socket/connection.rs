@@ -1,0 +1,198 @@
+//! One connection: a request, its answer, one at a time.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use ondol_protocol::ControlError;
+use ondol_protocol::wire::{Answer, FrameReader, RequestRef, encode_request};
+use ondol_shm::{recv_with_fds, send_with_fds};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+/// A request's buffer is given back beyond this size.
+const KEEP: usize = 256 << 10;
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: UnixStream,
+    frames: FrameReader,
+    out: Vec<u8>,
+    sequence: u64,
+    timeout: Duration,
+}
+
+/// An answer and the descriptor that came with it.
+pub(super) type Answered = (Answer, Option<OwnedFd>);
+
+/// The connection is of no use any more.
+#[derive(Debug)]
+pub(super) struct Broken {
+    pub(super) error: ControlError,
+    /// Whether the server had closed the connection before the request, so that another one may serve.
+    pub(super) was_closed: bool,
+}
+
+impl Connection {
+    /// Connects, without a word yet.
+    pub(super) fn open(path: &Path, timeout: Duration) -> Result<Self, ControlError> {
+        let absent = |error: Errno| ControlError::Disconnected {
+            reason: why_absent(path, error, timeout),
+            sent: false,
+        };
+        let address = SocketAddrUnix::new(path).map_err(absent)?;
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(absent)?;
+        // No timeout at all is what the kernel makes of 0.
+        let timeout = timeout.max(Duration::from_millis(1));
+        for which in [Timeout::Send, Timeout::Recv] {
+            set_socket_timeout(&socket, which, Some(timeout)).map_err(absent)?;
+        }
+        loop {
+            match connect(&socket, &address) {
+                Err(Errno::INTR) => {}
+                result => break result.map_err(absent)?,
+            }
+        }
+        Ok(Self {
+            stream: UnixStream::from(socket),
+            frames: FrameReader::new(),
+            out: Vec::new(),
+            sequence: 0,
+            timeout,
+        })
+    }
+
+    /// Asks and waits for the answer. The inner error is the server's; after an outer one the connection must be
+    /// dropped, so that a late answer can not be taken for another request's.
+    pub(super) fn ask(
+        &mut self,
+        path: &Path,
+        request: RequestRef<'_>,
+    ) -> Result<Result<Answered, ControlError>, Broken> {
+        let sequence = self.sequence;
+        if let Err(error) = encode_request(&mut self.out, sequence, request) {
+            return Ok(Err(error.into()));
+        }
+        self.sequence += 1;
+        let sent = send_with_fds(&self.stream, &self.out, &[]);
+        if self.out.capacity() > KEEP {
+            self.out = Vec::new();
+        }
+        if let Err(error) = sent {
+            // A server that turns a connection away says why before it closes.
+            let refusal = (sequence == 0)
+                .then(|| self.receive(path, request, sequence).ok())
+                .flatten();
+            // A request that did not go out whole is never carried out.
+            return refusal.map_or_else(|| Err(self.broken(path, &error, false)), Ok);
+        }
+        self.receive(path, request, sequence)
+    }
+
+    fn receive(
+        &mut self,
+        path: &Path,
+        request: RequestRef<'_>,
+        sequence: u64,
+    ) -> Result<Result<Answered, ControlError>, Broken> {
+        let mut fds = Vec::new();
+        loop {
+            match self.frames.frame() {
+                Ok(None) => {}
+                Ok(Some(_)) => break,
+                Err(error) => return Err(foreign(path, &error)),
+            }
+            match recv_with_fds(&self.stream, self.frames.space(), &mut fds) {
+                Ok(0) => {
+                    let error = io::Error::from(io::ErrorKind::UnexpectedEof);
+                    return Err(self.broken(path, &error, true));
+                }
+                Ok(len) => self.frames.filled(len),
+                Err(error) => return Err(self.broken(path, &error, true)),
+            }
+        }
+        let Ok(Some(frame)) = self.frames.frame() else {
+            return Err(foreign(path, &"no frame"));
+        };
+        let header = frame.header;
+        if (header.op, header.sequence) != (request.op() as u8, sequence) {
+            let text = format!(
+                "the answer is to operation {:#04x}, request {}; expected {:#04x}, request {sequence}",
+                header.op,
+                header.sequence,
+                request.op() as u8
+            );
+            return Err(foreign(path, &text));
+        }
+        let answer =
+            Answer::decode(&header, frame.payload).map_err(|error| foreign(path, &error))?;
+        self.frames.consume();
+        let expected = answer.as_ref().map_or(0, Answer::descriptors);
+        if fds.len() != expected {
+            let text = format!(
+                "{} descriptors came with the answer; expected {expected}",
+                fds.len()
+            );
+            return Err(foreign(path, &text));
+        }
+        Ok(answer.map(|answer| (answer, fds.pop())))
+    }
+
+    fn broken(&self, path: &Path, error: &io::Error, sent: bool) -> Broken {
+        if error.kind() == io::ErrorKind::WouldBlock {
+            return Broken {
+                error: ControlError::TimedOut {
+                    waited_ms: self.timeout.as_millis().try_into().unwrap_or(u64::MAX),
+                },
+                was_closed: false,
+            };
+        }
+        let reason = match error.kind() {
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset => format!(
+                "the server at {} closed the connection; if it has ended, start it with `ondol serve`",
+                path.display()
+            ),
+            _ => format!("{}: {error}", path.display()),
+        };
+        Broken {
+            error: ControlError::Disconnected { reason, sent },
+            was_closed: !sent,
+        }
+    }
+}
+
+fn foreign(path: &Path, error: &dyn std::fmt::Display) -> Broken {
+    Broken {
+        error: ControlError::Protocol(format!("{}: {error}", path.display())),
+        was_closed: false,
+    }
+}
+
+fn why_absent(path: &Path, error: Errno, timeout: Duration) -> String {
+    let path = path.display();
+    match error {
+        Errno::NOENT | Errno::CONNREFUSED => {
+            format!("nobody listens at {path}; start the server with `ondol serve`")
+        }
+        Errno::ACCESS | Errno::PERM => format!(
+            "this user may not connect to {path}; run as the server's user, or ask for access"
+        ),
+        Errno::AGAIN => format!(
+            "the server at {path} accepted no connection within {} ms; it is stopped or overloaded",
+            timeout.as_millis()
+        ),
+        Errno::NAMETOOLONG => format!("the socket path {path} is longer than 107 bytes"),
+        error => format!("cannot connect to {path}: {error}"),
+    }
+}

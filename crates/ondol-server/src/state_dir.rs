@@ -1,0 +1,205 @@
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use ondol_protocol::{SOCKET_NAME, default_state_dir};
+use ondol_shm::{HandleSecret, Process};
+use rustix::fs::OFlags;
+
+use crate::error::{Owner, ServerError};
+
+const SECRET_BYTES: usize = 32;
+
+/// The directory that a server owns while it runs: `lock`, `secret` and, unless configured elsewhere, the socket.
+///
+/// Ownership is an exclusive `flock` on `lock`, which ends with the process however it ends. The file stays; it
+/// holds the process id of its last owner.
+#[derive(Debug)]
+pub struct StateDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl StateDir {
+    /// The directory that is used if none is configured.
+    pub fn default_path() -> PathBuf {
+        default_state_dir()
+    }
+
+    /// Makes the directory (mode 0700) if it is not there, and takes it.
+    ///
+    /// # Errors
+    /// [`ServerError::AlreadyRunning`] with the owner's process id if it is taken; [`ServerError::Unsafe`] if it
+    /// belongs to another user or can be written by others.
+    pub fn lock(path: &Path) -> Result<Self, ServerError> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(ServerError::io("make the state directory", path))?;
+        check_dir(path)?;
+        let lock_path = path.join("lock");
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+            .open(&lock_path)
+            .map_err(ServerError::io("open", &lock_path))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(ServerError::AlreadyRunning {
+                    dir: path.to_owned(),
+                    owner: owner(&lock_path),
+                });
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(ServerError::io("lock", &lock_path)(error));
+            }
+        }
+        lock.set_len(0)
+            .and_then(|()| writeln!(lock, "{}", std::process::id()))
+            .map_err(ServerError::io("write", &lock_path))?;
+        Ok(Self {
+            path: path.to_owned(),
+            _lock: lock,
+        })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the socket is if no other place is configured.
+    pub fn socket_path(&self) -> PathBuf {
+        self.path.join(SOCKET_NAME)
+    }
+
+    /// The secret under which this server signs region handles; made once and kept, so that handles outlive the
+    /// server's process.
+    ///
+    /// # Errors
+    /// [`ServerError::Unsafe`] if the file can be read by others or has another length.
+    pub fn secret(&self) -> Result<HandleSecret, ServerError> {
+        let path = self.path.join("secret");
+        match OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+            .open(&path)
+        {
+            Ok(file) => read_secret(file, &path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.make_secret(&path),
+            Err(error) => Err(ServerError::io("open", &path)(error)),
+        }
+    }
+
+    /// Written under another name first, so that the secret is there whole or not at all.
+    fn make_secret(&self, path: &Path) -> Result<HandleSecret, ServerError> {
+        let mut bytes = [0; SECRET_BYTES];
+        getrandom::fill(&mut bytes).map_err(|error| {
+            ServerError::io("draw random bytes for", path)(io::Error::other(error))
+        })?;
+        let draft = self.path.join("secret.new");
+        match fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(ServerError::io("remove", &draft)(error));
+            }
+            _ => {}
+        }
+        let write = || {
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&draft)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            fs::rename(&draft, path)?;
+            File::open(&self.path)?.sync_all()
+        };
+        write().map_err(ServerError::io("write", path))?;
+        Ok(HandleSecret::from_bytes(bytes))
+    }
+}
+
+fn check_dir(path: &Path) -> Result<(), ServerError> {
+    let found = fs::symlink_metadata(path).map_err(ServerError::io("look at", path))?;
+    let uid = rustix::process::geteuid().as_raw();
+    let mode = found.mode() & 0o7777;
+    if found.is_dir() && found.uid() == uid && mode & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(ServerError::Unsafe {
+        path: path.to_owned(),
+        found: format!(
+            "{} of user {} with mode {mode:04o}",
+            if found.is_dir() {
+                "a directory"
+            } else {
+                "no directory"
+            },
+            found.uid()
+        ),
+        expected: format!("a directory of user {uid} that nobody else can write"),
+        remedy: format!(
+            "run `chown {uid} {0} && chmod 700 {0}`, or choose another state directory",
+            path.display()
+        ),
+    })
+}
+
+fn read_secret(file: File, path: &Path) -> Result<HandleSecret, ServerError> {
+    let refuse = |found: String, expected: &str, remedy: String| ServerError::Unsafe {
+        path: path.to_owned(),
+        found,
+        expected: expected.to_owned(),
+        remedy,
+    };
+    let stat = file.metadata().map_err(ServerError::io("look at", path))?;
+    let mode = stat.mode() & 0o7777;
+    if !stat.is_file() || mode & 0o077 != 0 {
+        return Err(refuse(
+            format!("mode {mode:04o}"),
+            "a file of mode 0600, as whoever can read it can forge region handles",
+            format!(
+                "delete it for a new one if others may have read it, else run `chmod 600 {}`",
+                path.display()
+            ),
+        ));
+    }
+    let mut bytes = Vec::with_capacity(SECRET_BYTES + 1);
+    (&file)
+        .take(SECRET_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(ServerError::io("read", path))?;
+    match <[u8; SECRET_BYTES]>::try_from(bytes.as_slice()) {
+        Ok(bytes) => Ok(HandleSecret::from_bytes(bytes)),
+        Err(_) => Err(refuse(
+            format!("{} bytes", stat.len()),
+            "32 bytes",
+            "delete it; a new one is made at the next start".to_owned(),
+        )),
+    }
+}
+
+/// The owner writes its number after it has the lock, so for a moment an older number may stand there.
+fn owner(lock_path: &Path) -> Owner {
+    for _ in 0..20 {
+        let pid = fs::read_to_string(lock_path)
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .filter(|pid| Process::of_pid(*pid).is_ok());
+        if pid.is_some() {
+            return Owner(pid);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Owner(None)
+}

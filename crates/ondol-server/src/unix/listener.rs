@@ -1,0 +1,110 @@
+//! The socket's file: made with its final mode, never stolen from a living server.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+use crate::ServerError;
+use crate::error::Owner;
+
+/// `sun_path` has 108 bytes, the last of them NUL.
+const PATH_LIMIT: usize = 107;
+
+/// A socket file that we made; unlinked when dropped, unless somebody put another one in its place.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|stat| (stat.dev(), stat.ino()) == self.identity);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(socket = %self.path.display(), %error, "cannot remove the socket");
+        }
+    }
+}
+
+pub(super) fn listen(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), ServerError> {
+    let failed = |action| {
+        let wrap = ServerError::io(action, path);
+        move |error: Errno| wrap(error.into())
+    };
+    if path.as_os_str().len() > PATH_LIMIT {
+        return Err(ServerError::SocketPathTooLong {
+            path: path.to_owned(),
+            limit: PATH_LIMIT,
+        });
+    }
+    let address = SocketAddrUnix::new(path).map_err(failed("use the socket path"))?;
+    remove_stale(path, &address)?;
+
+    let socket = new_socket().map_err(failed("make the socket"))?;
+    // The file takes the socket's mode, less the umask: it is never wider than asked, not even for a moment.
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed("make the socket"))?;
+    rustix::net::bind(&socket, &address).map_err(failed("bind the socket"))?;
+    let stat = fs::symlink_metadata(path).map_err(ServerError::io("look at the socket", path))?;
+    let file = SocketFile {
+        path: path.to_owned(),
+        identity: (stat.dev(), stat.ino()),
+    };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .map_err(ServerError::io("set the mode of the socket", path))?;
+    rustix::net::listen(&socket, 1024).map_err(failed("listen at the socket"))?;
+    Ok((UnixListener::from(socket), file))
+}
+
+fn new_socket() -> Result<OwnedFd, Errno> {
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+}
+
+/// Removes what a dead server left at the path; the caller holds the lock of the state directory.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ServerError> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(ServerError::io("look at", path)(error)),
+        Ok(stat) if !stat.file_type().is_socket() => {
+            return Err(ServerError::Unsafe {
+                path: path.to_owned(),
+                found: "a file that is no socket".to_owned(),
+                expected: "nothing, or a socket that a dead server left".to_owned(),
+                remedy: "move it away, or choose another socket".to_owned(),
+            });
+        }
+        Ok(_) => {}
+    }
+    let failed = |error: Errno| ServerError::io("probe the socket", path)(error.into());
+    let probe = new_socket().map_err(failed)?;
+    match rustix::net::connect(&probe, address) {
+        // A full queue is a sign of life, too.
+        Ok(()) | Err(Errno::AGAIN) => {
+            let owner = rustix::net::sockopt::socket_peercred(&probe)
+                .ok()
+                .map(|peer| peer.pid.as_raw_nonzero().get().cast_unsigned());
+            Err(ServerError::SocketInUse {
+                path: path.to_owned(),
+                owner: Owner(owner),
+            })
+        }
+        Err(Errno::CONNREFUSED) => {
+            tracing::debug!(socket = %path.display(), "removing a socket that a dead server left");
+            fs::remove_file(path).map_err(ServerError::io("remove the stale socket", path))
+        }
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(failed(error)),
+    }
+}

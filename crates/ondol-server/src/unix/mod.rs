@@ -1,0 +1,318 @@
+//! The door for Ondol's own protocol: one thread a connection, one more that accepts and one that watches the
+//! clients' processes.
+
+mod clients;
+mod connection;
+mod connections;
+mod dispatch;
+mod listener;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use std::{fmt, io};
+
+use ondol_catalog::Counter;
+use ondol_protocol::ControlError;
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::metrics::DoorCounters;
+use crate::{House, ServerError, StateDir};
+
+use clients::Clients;
+use connections::Connections;
+use listener::SocketFile;
+
+/// How a [`UnixDoor`] behaves.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DoorConfig {
+    /// Path of the socket.
+    pub socket: PathBuf,
+    /// Mode of the socket's file; who may write it may connect.
+    pub mode: u32,
+    /// Users that are let in, besides root and the server's own.
+    pub allowed_uids: Vec<u32>,
+    /// Connections at once, over all clients.
+    pub max_connections: usize,
+    /// Clients at once.
+    pub max_clients: usize,
+    /// How long a new connection may take to say who it is.
+    pub hello_timeout: Duration,
+    /// How long a request may take to arrive once its first byte is there.
+    pub frame_timeout: Duration,
+    /// How long a client may take to make room for an answer.
+    pub write_timeout: Duration,
+    /// How long [`UnixDoor::stop`] waits for calls that are running.
+    pub stop_timeout: Duration,
+}
+
+impl DoorConfig {
+    /// The defaults, with the socket at this path: mode 0600, 1024 connections, 1024 clients, 5 s to say hello.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: socket.into(),
+            mode: 0o600,
+            allowed_uids: Vec::new(),
+            max_connections: 1024,
+            max_clients: 1024,
+            hello_timeout: Duration::from_secs(5),
+            frame_timeout: Duration::from_secs(10),
+            write_timeout: Duration::from_secs(10),
+            stop_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// An open door: serves until [`stop`](Self::stop) or until it is dropped.
+pub struct UnixDoor {
+    shared: Arc<Shared>,
+    threads: Mutex<Threads>,
+}
+
+struct Threads {
+    running: Vec<JoinHandle<()>>,
+    socket: Option<SocketFile>,
+}
+
+/// What the threads of a door share.
+#[derive(Debug)]
+struct Shared {
+    config: DoorConfig,
+    counters: DoorCounters,
+    clients: Clients,
+    connections: Connections,
+    /// Readable, for ever, once the door closes.
+    closing: OwnedFd,
+}
+
+impl UnixDoor {
+    /// Opens the socket and serves `house` behind it. Needs the lock of a state directory, so that a socket which a
+    /// dead server left can be told from one that belongs to somebody.
+    ///
+    /// # Errors
+    /// [`ServerError`] if the socket belongs to a living server, or cannot be made.
+    pub fn open(
+        house: Arc<dyn House>,
+        state: &StateDir,
+        config: DoorConfig,
+    ) -> Result<Self, ServerError> {
+        let path = config.socket.clone();
+        let failed = |action| ServerError::io(action, &path);
+        let (listener, socket) = listener::listen(&path, config.mode)?;
+        let closing = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| failed("make an event descriptor for")(error.into()))?;
+        let clients = Clients::new(house, config.max_clients, &closing)
+            .map_err(failed("make an epoll descriptor for"))?;
+        let shared = Arc::new(Shared {
+            counters: DoorCounters::new(),
+            clients,
+            connections: Connections::default(),
+            closing,
+            config,
+        });
+        let mut door = Self {
+            shared: Arc::clone(&shared),
+            threads: Mutex::new(Threads {
+                running: Vec::new(),
+                socket: Some(socket),
+            }),
+        };
+        let running = &mut door.threads.get_mut().running;
+        running.push(
+            start("ondol-watch", {
+                let shared = Arc::clone(&shared);
+                move || shared.watch()
+            })
+            .map_err(failed("start a thread for"))?,
+        );
+        running.push(
+            start("ondol-accept", move || shared.accept(&listener))
+                .map_err(failed("start a thread for"))?,
+        );
+        tracing::debug!(
+            socket = %path.display(),
+            state = %state.path().display(),
+            "the door is open"
+        );
+        Ok(door)
+    }
+
+    /// Path of the socket.
+    pub fn socket(&self) -> &Path {
+        &self.shared.config.socket
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> impl Iterator<Item = &Counter> {
+        self.shared.counters.all()
+    }
+
+    /// Closes the door: removes the socket, closes all connections and waits, for a bounded time, for the calls that
+    /// are running. Clients stay attached to the engine. A second call does nothing.
+    pub fn stop(&self) {
+        let Threads { running, socket } = &mut *self.threads.lock();
+        let Some(socket) = socket.take() else {
+            return;
+        };
+        drop(socket);
+        if let Err(error) = rustix::io::write(&self.shared.closing, &1_u64.to_ne_bytes()) {
+            tracing::error!(%error, "cannot tell the door's threads to end");
+        }
+        for thread in running.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the door had panicked");
+            }
+        }
+        let still_running = self
+            .shared
+            .connections
+            .close_all(self.shared.config.stop_timeout);
+        if still_running > 0 {
+            tracing::warn!(
+                still_running,
+                "calls of clients did not end in time; the door is closed without them"
+            );
+        }
+    }
+}
+
+impl Drop for UnixDoor {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for UnixDoor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnixDoor")
+            .field("socket", &self.shared.config.socket)
+            .finish_non_exhaustive()
+    }
+}
+
+fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(work)
+}
+
+impl Shared {
+    fn accept(self: &Arc<Self>, listener: &std::os::unix::net::UnixListener) {
+        let mut exhausted = false;
+        loop {
+            let mut ready = [
+                PollFd::new(listener, PollFlags::IN),
+                PollFd::new(&self.closing, PollFlags::IN),
+            ];
+            match poll(&mut ready, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "cannot wait for connections; the door closes");
+                    return;
+                }
+            }
+            if !ready[1].revents().is_empty() {
+                return;
+            }
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    exhausted = false;
+                    self.admit(stream);
+                }
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock
+                            | io::ErrorKind::Interrupted
+                            | io::ErrorKind::ConnectionAborted
+                    ) => {}
+                Err(error) => {
+                    // Out of descriptors or memory: the connection waits in the queue until there are some.
+                    if !exhausted {
+                        tracing::warn!(%error, "cannot accept connections; trying again");
+                    }
+                    exhausted = true;
+                    self.pause(Duration::from_millis(50));
+                }
+            }
+        }
+    }
+
+    /// Waits for a while, or until the door closes.
+    fn pause(&self, duration: Duration) {
+        let mut closing = [PollFd::new(&self.closing, PollFlags::IN)];
+        let timeout = duration.try_into().ok();
+        let _ = poll(&mut closing, timeout.as_ref());
+    }
+
+    fn admit(self: &Arc<Self>, stream: UnixStream) {
+        let config = &self.config;
+        if let Err(error) = stream.set_write_timeout(Some(config.write_timeout)) {
+            tracing::warn!(%error, "cannot prepare a connection");
+            return;
+        }
+        let peer = match rustix::net::sockopt::socket_peercred(&stream) {
+            Ok(peer) => peer,
+            Err(error) => {
+                let text = format!("the server cannot see who connects: {error}");
+                return self.refuse(&stream, ControlError::Failed(text));
+            }
+        };
+        let (uid, own) = (peer.uid.as_raw(), rustix::process::geteuid().as_raw());
+        if uid != 0 && uid != own && !config.allowed_uids.contains(&uid) {
+            let text = format!(
+                "user {uid} may not connect; expected user {own}, root, or a user whom the server's configuration allows"
+            );
+            return self.refuse(&stream, ControlError::Refused(text));
+        }
+        let Some(ticket) = self.connections.admit(&stream, config.max_connections) else {
+            let text = format!(
+                "the server has {} connections, as many as it allows; close some or raise its limit",
+                config.max_connections
+            );
+            return self.refuse(&stream, ControlError::Refused(text));
+        };
+        let shared = Arc::clone(self);
+        let pid = peer.pid.as_raw_nonzero().get();
+        let spawned = start("ondol-client", move || {
+            connection::serve(&shared, ticket);
+        });
+        match spawned {
+            Ok(_) => self.counters.accepted.increment(),
+            Err(error) => {
+                tracing::warn!(pid, %error, "cannot start a thread for a connection");
+                let text = format!("the server cannot start a thread: {error}");
+                self.refuse(&stream, ControlError::Failed(text));
+            }
+        }
+    }
+
+    /// Turns a connection away that has said nothing yet.
+    fn refuse(&self, stream: &UnixStream, error: ControlError) {
+        self.counters.refused.increment();
+        tracing::warn!(%error, "a connection was refused");
+        connection::send_refusal(stream, &error);
+    }
+
+    /// Detaches clients when their processes end, until the door closes.
+    fn watch(&self) {
+        while let Some(ended) = self.clients.next_ended() {
+            for client in ended.clients {
+                self.connections.close_of(client);
+                self.counters.died.increment();
+                let reclaimed = self.clients.detach(client, ended.pid);
+                tracing::info!(
+                    %client,
+                    pid = ended.pid,
+                    pages = reclaimed.pages,
+                    leases = reclaimed.leases,
+                    pins = reclaimed.pins,
+                    "a client's process has ended; what it held is reclaimed"
+                );
+            }
+        }
+    }
+}
