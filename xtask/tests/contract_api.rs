@@ -1,6 +1,6 @@
 //! The mutations of a contract crate that the check must notice, and the edits that it must not.
 
-use xtask::contract::api::{classify, normalise};
+use xtask::contract::api::{classify, normalise, normalise_crate};
 use xtask::contract::drift::{Level, level};
 
 const CONTRACT: &str = r#"
@@ -385,4 +385,36 @@ fn items_that_the_source_does_not_show_are_refused() {
         let error = normalise(source).expect_err(source).to_string();
         assert!(error.contains("written out"), "{source}: {error}");
     }
+}
+
+/// The surface of the contract crate itself.
+fn the_contract() -> String {
+    let root = xtask::workspace::root().unwrap();
+    normalise_crate(&root.join("crates/ondol-plugin/src/lib.rs")).unwrap()
+}
+
+fn methods<'a>(surface: &'a str, head: &str) -> Vec<&'a str> {
+    let start = surface
+        .find(head)
+        .unwrap_or_else(|| panic!("no `{head}` in\n{surface}"));
+    let body = &surface[start..];
+    let body = &body[..body.find("\n}").unwrap()];
+    let names = body
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("fn "));
+    names.filter_map(|line| line.split('(').next()).collect()
+}
+
+#[test]
+fn a_hook_may_ask_exactly_two_things() {
+    let surface = the_contract();
+    let asked = methods(&surface, "pub trait HandlerView {");
+    assert_eq!(asked, ["get_region_dax_path", "is_region_mapped"]);
+}
+
+#[test]
+fn a_plugin_is_shared_between_threads() {
+    let surface = the_contract();
+    let hooks = methods(&surface, "pub trait HandlerPlugin: Send + Sync {");
+    assert!(hooks.contains(&"on_batch_retrieve"), "{hooks:?}");
 }
