@@ -1,1 +1,25 @@
-//! Not yet.
+//! The house: builds the rooms of the server's side in order, and is what its doors open on.
+//!
+//! An [`Engine`] owns the memory devices, the pool and the directory. A client is let in by
+//! [`Engine::attach`] and speaks to the engine through its [`Session`], which is a
+//! [`ControlPlane`](ondol_protocol::ControlPlane): directly when it lives in the same process, through a server's
+//! door otherwise.
+//!
+//! ```
+//! use ondol_engine::{Engine, EngineConfig};
+//! use ondol_protocol::{ControlPlane, GrantRequest};
+//!
+//! let engine = Engine::open(EngineConfig::new(["memfd:?size=4MiB".parse()?]))?;
+//! let session = engine.attach(None)?;
+//! let grants = session.grant(GrantRequest { request: 1, stride: 65_536, count: 1 })?;
+//! assert_eq!(grants.len(), 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod engine;
+mod session;
+
+pub use engine::{Engine, EngineConfig, EngineError};
+pub use session::Session;

@@ -14,5 +14,5 @@ mod size;
 pub use device::*;
 pub use extent::{Arena, Extent, ExtentAllocator, NotAllocated, REGION_ALIGNMENT};
 pub use journal::{Change, Journal, JournalError, NoJournal, RemoveReason};
-pub use pool::{ApplyError, PageState, Pool, Region};
+pub use pool::{ApplyError, MIN_PAGE_BYTES, PageState, Pool, Region};
 pub use size::*;

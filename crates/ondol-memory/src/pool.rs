@@ -11,6 +11,11 @@ use ondol_shm::{ClientId, Generation, Grant, Location, PageId, StaleReason};
 use crate::extent::{Arena, Extent, ExtentAllocator, REGION_ALIGNMENT};
 use crate::journal::Change;
 
+/// No region has more pages than this, so that the book of a region of small pages stays small.
+const MAX_PAGES: u64 = 65_536;
+/// The shortest page in bytes.
+pub const MIN_PAGE_BYTES: u64 = 64;
+
 /// How a region's length follows from the page size: at most this share of it may stay unused behind the last page.
 const TOLERATED_WASTE: u64 = 8;
 
@@ -48,9 +53,19 @@ pub struct Region {
 impl Region {
     fn new(extent: Extent, stride: u64) -> Self {
         let count = u32::try_from(extent.len / stride).unwrap_or(u32::MAX);
-        let page = Page { generation: Generation(0), state: PageState::Free };
+        let page = Page {
+            generation: Generation(0),
+            state: PageState::Free,
+        };
         let free = (0..count).rev().collect();
-        Self { extent, stride, pages: vec![page; count as usize], free, granted: 0, committed: 0 }
+        Self {
+            extent,
+            stride,
+            pages: vec![page; count as usize],
+            free,
+            granted: 0,
+            committed: 0,
+        }
     }
 
     /// Its bytes.
@@ -90,7 +105,11 @@ impl Region {
 
     /// Where the region lies.
     pub fn span(&self, id: RegionId) -> RegionSpan {
-        RegionSpan { region_id: id, offset: self.extent.offset, length: self.extent.len }
+        RegionSpan {
+            region_id: id,
+            offset: self.extent.offset,
+            length: self.extent.len,
+        }
     }
 }
 
@@ -147,28 +166,50 @@ impl Pool {
         let pages = &self.regions[&region];
         let index = *pages.free.last()?;
         let generation = Generation(pages.pages[index as usize].generation.0 + 1);
-        Some(Grant { page: PageId { region, index }, generation })
+        Some(Grant {
+            page: PageId { region, index },
+            generation,
+        })
     }
 
     /// The change that makes a new region of this page size, if there is a free extent for one.
     pub fn plan_carve(&self, stride: u64) -> Option<Change> {
         let wanted = self.region_len(stride)?;
         // Where there is no room for a full region, a smaller one serves as well.
-        let smaller = || self.extents.find_largest().filter(|extent| extent.len >= stride);
+        let smaller = || {
+            self.extents
+                .find_largest()
+                .filter(|extent| extent.len >= stride)
+        };
         let extent = self.extents.find(wanted).or_else(smaller)?;
-        Some(Change::Carve { region: RegionId(self.next_region), extent, stride })
+        Some(Change::Carve {
+            region: RegionId(self.next_region),
+            extent,
+            stride,
+        })
     }
 
     /// Length of a region of this page size: the configured one, or the first multiple of 2 MiB above it that
-    /// wastes at most an eighth. `None` if no device could ever hold one page.
+    /// wastes at most an eighth. `None` if no device could ever hold one page, or the page is too short.
     pub fn region_len(&self, stride: u64) -> Option<u64> {
-        if stride == 0 || stride > self.extents.largest_arena() {
+        if stride < MIN_PAGE_BYTES || stride > self.extents.largest_arena() {
             return None;
         }
-        let base = self.region_bytes.max(stride.checked_next_multiple_of(REGION_ALIGNMENT)?);
-        let tries = (0..).map(|step| base + step * REGION_ALIGNMENT).take_while(|len| *len <= base + 8 * stride);
+        let most = stride
+            .saturating_mul(MAX_PAGES)
+            .checked_next_multiple_of(REGION_ALIGNMENT)
+            .unwrap_or(u64::MAX);
+        let base = self
+            .region_bytes
+            .min(most)
+            .max(stride.checked_next_multiple_of(REGION_ALIGNMENT)?);
+        let tries = (0..)
+            .map(|step| base + step * REGION_ALIGNMENT)
+            .take_while(|len| *len <= base + 8 * stride);
         let largest = self.extents.largest_arena();
-        let good = tries.into_iter().find(|len| *len <= largest && len % stride <= len / TOLERATED_WASTE);
+        let good = tries
+            .into_iter()
+            .find(|len| *len <= largest && len % stride <= len / TOLERATED_WASTE);
         Some(good.unwrap_or(base).min(largest))
     }
 
@@ -190,14 +231,28 @@ impl Pool {
     /// Pages granted to a client.
     pub fn grants_of(&self, client: ClientId) -> Vec<Grant> {
         let pages = self.granted.get(&client).into_iter().flatten();
-        pages.filter_map(|&page| Some(Grant { page, generation: self.page(page)?.generation })).collect()
+        pages
+            .filter_map(|&page| {
+                Some(Grant {
+                    page,
+                    generation: self.page(page)?.generation,
+                })
+            })
+            .collect()
     }
 
     /// Number and bytes of the pages granted to a client.
     pub fn granted_to(&self, client: ClientId) -> (u64, u64) {
         let pages = self.granted.get(&client).into_iter().flatten();
         pages.fold((0, 0), |(pages, bytes), page| {
-            (pages + 1, bytes + self.regions.get(&page.region).map_or(0, |region| region.stride))
+            (
+                pages + 1,
+                bytes
+                    + self
+                        .regions
+                        .get(&page.region)
+                        .map_or(0, |region| region.stride),
+            )
         })
     }
 
@@ -217,8 +272,15 @@ impl Pool {
     }
 
     /// Page sizes that have a region, smallest first, with their regions.
-    pub fn classes(&self) -> impl Iterator<Item = (u64, impl Iterator<Item = (RegionId, &Region)>)> {
-        self.classes.iter().map(|(stride, class)| (*stride, class.regions.iter().map(|id| (*id, &self.regions[id]))))
+    pub fn classes(
+        &self,
+    ) -> impl Iterator<Item = (u64, impl Iterator<Item = (RegionId, &Region)>)> {
+        self.classes.iter().map(|(stride, class)| {
+            (
+                *stride,
+                class.regions.iter().map(|id| (*id, &self.regions[id])),
+            )
+        })
     }
 
     /// The extents that lie in no region.
@@ -231,16 +293,25 @@ impl Pool {
     /// # Errors
     /// [`ApplyError`].
     pub fn apply(&mut self, change: &Change) -> Result<(), ApplyError> {
-        let refuse = |reason: &str| ApplyError { change: Box::new(change.clone()), reason: reason.to_owned() };
+        let refuse = |reason: &str| ApplyError {
+            change: Box::new(change.clone()),
+            reason: reason.to_owned(),
+        };
         match *change {
-            Change::Carve { region, extent, stride } => {
+            Change::Carve {
+                region,
+                extent,
+                stride,
+            } => {
                 if region.0 < self.next_region {
                     return Err(refuse("region ids only grow"));
                 }
                 if stride == 0 || stride > extent.len {
                     return Err(refuse("the page size does not fit the extent"));
                 }
-                self.extents.take(extent).map_err(|_| refuse("the extent is not free"))?;
+                self.extents
+                    .take(extent)
+                    .map_err(|_| refuse("the extent is not free"))?;
                 self.next_region = region.0 + 1;
                 self.regions.insert(region, Region::new(extent, stride));
                 let class = self.classes.entry(stride).or_default();
@@ -253,7 +324,9 @@ impl Pool {
                     return Err(refuse("the region is unknown or in use"));
                 }
                 if let Some(gone) = self.regions.remove(&region) {
-                    self.extents.free(gone.extent).map_err(|error| refuse(&error.to_string()))?;
+                    self.extents
+                        .free(gone.extent)
+                        .map_err(|error| refuse(&error.to_string()))?;
                     if let Some(class) = self.classes.get_mut(&gone.stride) {
                         class.regions.remove(&region);
                         class.open.remove(&region);
@@ -264,9 +337,13 @@ impl Pool {
                 }
             }
             Change::Grant { grant, client } => {
-                let page = self.page(grant.page).ok_or_else(|| refuse("there is no such page"))?;
+                let page = self
+                    .page(grant.page)
+                    .ok_or_else(|| refuse("there is no such page"))?;
                 if page.state != PageState::Free || page.generation.0 >= grant.generation.0 {
-                    return Err(refuse("the page is not free or the generation does not grow"));
+                    return Err(refuse(
+                        "the page is not free or the generation does not grow",
+                    ));
                 }
                 self.set(grant.page, PageState::Granted(client));
                 if let Some(region) = self.regions.get_mut(&grant.page.region) {
@@ -274,11 +351,22 @@ impl Pool {
                 }
             }
             Change::Return { grant, client } => {
-                self.check_grant(client, grant).map_err(|reason| refuse(&reason.to_string()))?;
+                self.check_grant(client, grant)
+                    .map_err(|reason| refuse(&reason.to_string()))?;
                 self.set(grant.page, PageState::Free);
             }
-            Change::Commit { location: Location { page, generation, len }, client, .. } => {
-                self.check_grant(client, Grant { page, generation }).map_err(|reason| refuse(&reason.to_string()))?;
+            Change::Commit {
+                location:
+                    Location {
+                        page,
+                        generation,
+                        len,
+                    },
+                client,
+                ..
+            } => {
+                self.check_grant(client, Grant { page, generation })
+                    .map_err(|reason| refuse(&reason.to_string()))?;
                 if len > self.regions[&page.region].stride {
                     return Err(refuse("the object is longer than its page"));
                 }
@@ -286,7 +374,9 @@ impl Pool {
             }
             Change::Remove { location, .. } => {
                 let page = self.page(location.page);
-                let holds = |page: &Page| page.state == PageState::Committed && page.generation == location.generation;
+                let holds = |page: &Page| {
+                    page.state == PageState::Committed && page.generation == location.generation
+                };
                 if !page.as_ref().is_some_and(holds) {
                     return Err(refuse("the page does not hold that object"));
                 }
@@ -304,12 +394,18 @@ impl Pool {
     }
 
     fn page(&self, page: PageId) -> Option<Page> {
-        self.regions.get(&page.region)?.pages.get(page.index as usize).copied()
+        self.regions
+            .get(&page.region)?
+            .pages
+            .get(page.index as usize)
+            .copied()
     }
 
     /// Moves a page that exists from its state to `next` and keeps all counts.
     fn set(&mut self, id: PageId, next: PageState) {
-        let Some(region) = self.regions.get_mut(&id.region) else { return };
+        let Some(region) = self.regions.get_mut(&id.region) else {
+            return;
+        };
         let page = &mut region.pages[id.index as usize];
         let last = std::mem::replace(&mut page.state, next);
         match last {
@@ -361,7 +457,14 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn pool(mib: u64) -> Pool {
-        Pool::new([Arena { usable: 0..mib * MIB, alignment: 4096, whole: false }], Some(2 * MIB))
+        Pool::new(
+            [Arena {
+                usable: 0..mib * MIB,
+                alignment: 4096,
+                whole: false,
+            }],
+            Some(2 * MIB),
+        )
     }
 
     /// Grants one page of `stride`, carving a region if needed.
@@ -378,8 +481,17 @@ mod tests {
     }
 
     fn commit(grant: Grant, len: u64) -> Change {
-        let location = Location { page: grant.page, generation: grant.generation, len };
-        Change::Commit { key: Key::integer(1), location, meta: ObjectMeta::default(), client: CLIENT }
+        let location = Location {
+            page: grant.page,
+            generation: grant.generation,
+            len,
+        };
+        Change::Commit {
+            key: Key::integer(1),
+            location,
+            meta: ObjectMeta::default(),
+            client: CLIENT,
+        }
     }
 
     #[test]
@@ -406,14 +518,37 @@ mod tests {
     fn returning_twice_is_an_error_and_changes_nothing() {
         let mut pool = pool(2);
         let (grant, _) = grant(&mut pool, MIB, CLIENT).unwrap();
-        pool.apply(&Change::Return { grant, client: CLIENT }).unwrap();
-        assert_eq!(pool.check_grant(CLIENT, grant), Err(StaleReason::NotGranted));
-        assert!(pool.apply(&Change::Return { grant, client: CLIENT }).is_err());
+        pool.apply(&Change::Return {
+            grant,
+            client: CLIENT,
+        })
+        .unwrap();
+        assert_eq!(
+            pool.check_grant(CLIENT, grant),
+            Err(StaleReason::NotGranted)
+        );
+        assert!(
+            pool.apply(&Change::Return {
+                grant,
+                client: CLIENT
+            })
+            .is_err()
+        );
         let again = pool.find_free(MIB).unwrap();
         assert_eq!(again.page, grant.page);
-        pool.apply(&Change::Grant { grant: again, client: ClientId(2) }).unwrap();
-        assert_eq!(pool.check_grant(CLIENT, grant), Err(StaleReason::OldGeneration));
-        assert_eq!(pool.check_grant(CLIENT, again), Err(StaleReason::NotGranted));
+        pool.apply(&Change::Grant {
+            grant: again,
+            client: ClientId(2),
+        })
+        .unwrap();
+        assert_eq!(
+            pool.check_grant(CLIENT, grant),
+            Err(StaleReason::OldGeneration)
+        );
+        assert_eq!(
+            pool.check_grant(CLIENT, again),
+            Err(StaleReason::NotGranted)
+        );
         assert!(pool.apply(&commit(grant, 1)).is_err());
     }
 
@@ -423,12 +558,23 @@ mod tests {
         let (grant, _) = grant(&mut pool, MIB, CLIENT).unwrap();
         assert!(pool.apply(&commit(grant, MIB + 1)).is_err());
         pool.apply(&commit(grant, MIB)).unwrap();
-        let next = Grant { generation: Generation(grant.generation.0 + 1), ..grant };
+        let next = Grant {
+            generation: Generation(grant.generation.0 + 1),
+            ..grant
+        };
         for change in [
-            Change::Return { grant, client: CLIENT },
+            Change::Return {
+                grant,
+                client: CLIENT,
+            },
             Change::Release { page: grant.page },
-            Change::Grant { grant: next, client: CLIENT },
-            Change::Dissolve { region: grant.page.region },
+            Change::Grant {
+                grant: next,
+                client: CLIENT,
+            },
+            Change::Dissolve {
+                region: grant.page.region,
+            },
         ] {
             assert!(pool.apply(&change).is_err(), "{change:?}");
         }
@@ -443,7 +589,11 @@ mod tests {
             let (granted, _) = grant(&mut pool, MIB, CLIENT).unwrap();
             assert!(granted.page.region > last);
             last = granted.page.region;
-            pool.apply(&Change::Return { grant: granted, client: CLIENT }).unwrap();
+            pool.apply(&Change::Return {
+                grant: granted,
+                client: CLIENT,
+            })
+            .unwrap();
             pool.apply(&Change::Dissolve { region: last }).unwrap();
         }
         assert_eq!(pool.extents().free_bytes(), 2 * MIB);

@@ -106,7 +106,9 @@ pub trait ControlPlane: Send + Sync + fmt::Debug {
     /// [`ControlError`] says why not.
     fn ping(&self) -> Result<(), ControlError>;
 
-    /// The client leaves: its grants and pins end now, its leases when their guards are dropped.
+    /// The client leaves: its pins end now and nothing more is granted to it. Its leases end when their guards
+    /// are dropped, its grants when they are returned.
+
     ///
     /// # Errors
     /// [`ControlError`].

@@ -312,12 +312,16 @@ impl<T> LeaseLedger<T> {
         self.slots.is_empty()
     }
 
-    /// Ends every lease, as its client is dead, and gives what they protected.
-    pub fn into_protected(self) -> impl Iterator<Item = T> {
+    /// Ends every lease, as its client is dead, and gives what they protected to `released`; returns how many.
+    pub fn end_all(&mut self, released: impl FnMut(T)) -> usize {
+        let ended = self.slots.len();
+        self.slots.clear();
         self.held
-            .into_iter()
+            .drain(..)
             .flatten()
             .map(|(_, protected)| protected)
+            .for_each(released);
+        ended
     }
 
     fn has_ended(&self, slot: u32, sequence: u64) -> bool {

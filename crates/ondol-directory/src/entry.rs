@@ -1,0 +1,92 @@
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use ondol_catalog::EntryId;
+use ondol_plugin::Key;
+use ondol_protocol::Hit;
+use ondol_shm::{ClientId, Location, ObjectMeta};
+
+/// One visible object, or one that was removed while readers held it.
+///
+/// Leases and pins are only added under the lock of the object's shard, while the object is visible; who removes
+/// the object holds that lock exclusively, so a count of zero seen there stays zero.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: EntryId,
+    pub(crate) key: Key,
+    pub(crate) location: Location,
+    pub(crate) meta: ObjectMeta,
+    pub(crate) stride: u64,
+    pub(crate) owner: ClientId,
+    leases: AtomicU32,
+    pins: AtomicU32,
+    last_use: AtomicU64,
+}
+
+impl Entry {
+    pub(crate) fn new(
+        id: EntryId,
+        key: Key,
+        location: Location,
+        meta: ObjectMeta,
+        stride: u64,
+        owner: ClientId,
+        now: u64,
+    ) -> Self {
+        Self {
+            id,
+            key,
+            location,
+            meta,
+            stride,
+            owner,
+            leases: AtomicU32::new(0),
+            pins: AtomicU32::new(0),
+            last_use: AtomicU64::new(now),
+        }
+    }
+
+    pub(crate) fn hit(&self) -> Hit {
+        Hit {
+            location: self.location,
+            meta: self.meta,
+        }
+    }
+
+    pub(crate) fn lease(&self) {
+        self.leases.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends one lease. Acquire and release make the reader's last access happen before a reuse of the page that
+    /// sees the count at zero.
+    pub(crate) fn release(&self) {
+        self.leases.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn pin(&self) {
+        self.pins.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn unpin(&self) {
+        self.pins.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn leases(&self) -> u32 {
+        self.leases.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn pins(&self) -> u32 {
+        self.pins.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.leases() > 0 || self.pins() > 0
+    }
+
+    pub(crate) fn touch(&self, now: u64) {
+        self.last_use.fetch_max(now, Ordering::Relaxed);
+    }
+
+    pub(crate) fn last_use(&self) -> u64 {
+        self.last_use.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,3 @@
+//! Eviction policies; each is a row of the catalogue's table.
+
+mod lru;

@@ -1,0 +1,318 @@
+//! Making room: what goes when a page size has no free page.
+//!
+//! In this order, the first that helps: a free page; a free extent; a region of another page size that holds
+//! nothing; the policy's victim among objects of the same page size, or the regions of another page size that were
+//! used longest ago, whichever is colder. A page size that has evicted a region's worth of its own objects is
+//! starving and is compared with the others; one with nothing of its own to evict drains the others at once.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use ondol_memory::{Change, JournalError, REGION_ALIGNMENT, Region, RemoveReason};
+use ondol_plugin::RegionId;
+use ondol_protocol::Breakdown;
+use ondol_shm::BackingId;
+
+use crate::directory::Shards;
+use crate::entry::Entry;
+use crate::metrics::Counters;
+use crate::state::{Removal, State};
+
+/// Why there is no page.
+#[derive(Debug)]
+pub(crate) enum NoRoom {
+    Full(Breakdown),
+    Journal(JournalError),
+}
+
+impl From<JournalError> for NoRoom {
+    fn from(error: JournalError) -> Self {
+        Self::Journal(error)
+    }
+}
+
+/// Regions of other page sizes that lie side by side, with the free extents between them.
+#[derive(Debug)]
+struct Drain {
+    regions: Vec<RegionId>,
+    /// When an object in them was last used.
+    last_use: u64,
+}
+
+impl State {
+    /// Frees at least one page of `stride` bytes; `wanted` of them if that costs only objects of the same size.
+    ///
+    /// Ended leases must have been noted before.
+    pub(crate) fn make_room(
+        &mut self,
+        shards: &Shards,
+        counters: &Counters,
+        stride: u64,
+        wanted: u64,
+    ) -> Result<(), NoRoom> {
+        self.release_retired()?;
+        let class_pages = |state: &Self| {
+            let regions = state
+                .pool
+                .regions()
+                .filter(|(_, region)| region.stride() == stride);
+            regions
+                .map(|(_, region)| u64::from(region.page_count()))
+                .sum::<u64>()
+        };
+        if self.pool.find_free(stride).is_some() {
+            return Ok(());
+        }
+        while !self.carve(stride)? {
+            if self.dissolve_idle(counters, stride)? {
+                continue;
+            }
+            let victim = self.victim(stride);
+            let pages_per_region = self
+                .pool
+                .region_len(stride)
+                .map_or(1, |len| (len / stride).max(1));
+            let starving = self
+                .hunger
+                .get(&stride)
+                .is_some_and(|evicted| *evicted >= pages_per_region);
+            let drain = if victim.is_none() || starving {
+                self.cheapest_drain(stride)
+            } else {
+                None
+            };
+            match (victim, drain) {
+                (Some(victim), Some(drain)) if drain.last_use < victim.last_use() => {
+                    self.drain(shards, counters, stride, &drain)?;
+                }
+                (None, Some(drain)) => self.drain(shards, counters, stride, &drain)?,
+                (Some(victim), _) => {
+                    // A few at once, so that the next grants find free pages without another search.
+                    let share = class_pages(self) / 64;
+                    let mut next = Some(victim);
+                    let mut evicted = 0;
+                    while let Some(victim) = next {
+                        if self.remove(shards, &victim, RemoveReason::Evicted, false)?
+                            == Removal::Removed
+                        {
+                            counters.evictions.increment();
+                            evicted += 1;
+                        }
+                        let enough = evicted >= wanted.min(share.max(1));
+                        next = if enough { None } else { self.victim(stride) };
+                    }
+                    *self.hunger.entry(stride).or_default() += evicted;
+                    if evicted > 0 {
+                        return Ok(());
+                    }
+                }
+                (None, None) => return Err(NoRoom::Full(self.breakdown(stride))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a region of a free extent, if there is one that is large enough.
+    fn carve(&mut self, stride: u64) -> Result<bool, JournalError> {
+        let Some(change) = self.pool.plan_carve(stride) else {
+            return Ok(false);
+        };
+        self.change(&change)?;
+        self.hunger.remove(&stride);
+        Ok(true)
+    }
+
+    /// Gives up the regions of other page sizes that hold nothing.
+    fn dissolve_idle(&mut self, counters: &Counters, stride: u64) -> Result<bool, JournalError> {
+        let is_idle =
+            |(_, region): &(RegionId, &Region)| region.stride() != stride && region.is_idle();
+        let idle: Vec<_> = self
+            .pool
+            .regions()
+            .filter(is_idle)
+            .map(|(id, _)| id)
+            .collect();
+        for &region in &idle {
+            self.change(&Change::Dissolve { region })?;
+            counters.drained_regions.increment();
+        }
+        Ok(!idle.is_empty())
+    }
+
+    /// The object that the policy gives up first among those that nobody holds.
+    fn victim(&self, stride: u64) -> Option<Arc<Entry>> {
+        let mut victim = None;
+        self.policies
+            .get(&stride)?
+            .victims(&mut |id| match self.objects.get(&id) {
+                Some(entry) if !entry.is_held() => {
+                    victim = Some(Arc::clone(entry));
+                    ControlFlow::Break(())
+                }
+                _ => ControlFlow::Continue(()),
+            });
+        victim
+    }
+
+    /// When an object of the region was last used; `None` if the region cannot be drained now.
+    fn drain_cost(&self, id: RegionId, region: &Region) -> Option<u64> {
+        if region.granted_count() > 0 {
+            return None;
+        }
+        let in_use = region.page_count() - region.free_count();
+        if in_use != region.committed_count() {
+            return None;
+        }
+        let mut left = region.committed_count();
+        let mut last_use = 0;
+        for index in 0..region.page_count() {
+            if left == 0 {
+                break;
+            }
+            if let Some(entry) = self.at_page.get(&ondol_shm::PageId { region: id, index }) {
+                if entry.is_held() {
+                    return None;
+                }
+                last_use = last_use.max(entry.last_use());
+                left -= 1;
+            }
+        }
+        Some(last_use)
+    }
+
+    /// The coldest run of drainable regions of other page sizes that is long enough for a page of `stride` bytes.
+    fn cheapest_drain(&self, stride: u64) -> Option<Drain> {
+        struct Segment {
+            backing: BackingId,
+            offset: u64,
+            len: u64,
+            region: Option<(RegionId, u64)>,
+        }
+        let free = self.pool.extents().free_extents().map(|extent| Segment {
+            backing: extent.backing,
+            offset: extent.offset,
+            len: extent.len,
+            region: None,
+        });
+        let others = self
+            .pool
+            .regions()
+            .filter(|(_, region)| region.stride() != stride);
+        let drainable = others.filter_map(|(id, region)| {
+            let extent = region.extent();
+            let region = Some((id, self.drain_cost(id, region)?));
+            Some(Segment {
+                backing: extent.backing,
+                offset: extent.offset,
+                len: extent.len,
+                region,
+            })
+        });
+        let mut segments: Vec<_> = free.chain(drainable).collect();
+        segments.sort_unstable_by_key(|segment| (segment.backing, segment.offset));
+
+        let mut best: Option<Drain> = None;
+        for (start, first) in segments.iter().enumerate() {
+            let arena = self.pool.extents().arena(first.backing);
+            let needed = if arena.whole {
+                stride
+            } else {
+                stride.checked_next_multiple_of(arena.alignment.max(REGION_ALIGNMENT))?
+            };
+            let mut drain = Drain {
+                regions: Vec::new(),
+                last_use: 0,
+            };
+            let mut end = first.offset;
+            for segment in &segments[start..] {
+                let too_hot = best
+                    .as_ref()
+                    .is_some_and(|best| best.last_use <= drain.last_use);
+                if segment.backing != first.backing || segment.offset != end || too_hot {
+                    break;
+                }
+                end += segment.len;
+                if let Some((id, last_use)) = segment.region {
+                    drain.regions.push(id);
+                    drain.last_use = drain.last_use.max(last_use);
+                }
+                let colder = best
+                    .as_ref()
+                    .is_none_or(|best| drain.last_use < best.last_use);
+                if end - first.offset >= needed {
+                    if colder && !drain.regions.is_empty() {
+                        best = Some(drain);
+                    }
+                    break;
+                }
+            }
+        }
+        best
+    }
+
+    fn drain(
+        &mut self,
+        shards: &Shards,
+        counters: &Counters,
+        stride: u64,
+        drain: &Drain,
+    ) -> Result<(), NoRoom> {
+        for &region in &drain.regions {
+            let pages = self.pool.region(region).map_or(0, Region::page_count);
+            for index in 0..pages {
+                let Some(entry) = self
+                    .at_page
+                    .get(&ondol_shm::PageId { region, index })
+                    .cloned()
+                else {
+                    continue;
+                };
+                if self.remove(shards, &entry, RemoveReason::Drained, false)? == Removal::Kept {
+                    // A reader was faster; what was freed stays free, and the search goes on.
+                    return Ok(());
+                }
+                counters.drained_objects.increment();
+            }
+            self.change(&Change::Dissolve { region })?;
+            counters.drained_regions.increment();
+        }
+        tracing::debug!(
+            stride,
+            regions = drain.regions.len(),
+            "drained regions of other page sizes"
+        );
+        Ok(())
+    }
+
+    /// Where the bytes are that keep a page of `stride` bytes from being freed.
+    pub(crate) fn breakdown(&self, stride: u64) -> Breakdown {
+        let extents = self.pool.extents();
+        let mut breakdown = Breakdown {
+            asked: stride,
+            free: extents.free_bytes(),
+            largest_free_extent: extents.find_largest().map_or(0, |extent| extent.len),
+            ..Breakdown::default()
+        };
+        for (_, region) in self.pool.regions() {
+            if region.stride() == stride {
+                breakdown.granted += u64::from(region.granted_count()) * stride;
+            } else {
+                breakdown.other_classes += region.extent().len;
+            }
+        }
+        for entry in self.objects.values().filter(|entry| entry.stride == stride) {
+            if entry.leases() > 0 {
+                breakdown.leased += stride;
+            } else if entry.pins() > 0 {
+                breakdown.pinned += stride;
+            }
+        }
+        breakdown.leased += self
+            .retired
+            .iter()
+            .filter(|entry| entry.stride == stride)
+            .count() as u64
+            * stride;
+        breakdown
+    }
+}

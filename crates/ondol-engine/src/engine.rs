@@ -1,0 +1,254 @@
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ondol_directory::{Directory, Reclaimed};
+use ondol_memory::{
+    Arena, Backing, Device, DeviceEnv, DeviceError, DeviceUri, Journal, NoJournal, OpenOptions,
+    Pool, REGION_ALIGNMENT,
+};
+use ondol_protocol::{ClientId, ClientInfo, ControlError, EngineStats};
+use ondol_shm::{HandleSecret, Process, create_lease_table};
+use parking_lot::Mutex;
+
+use crate::Session;
+
+/// How an engine is built.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct EngineConfig {
+    /// The memory devices of the pool, in the order in which they fill.
+    pub devices: Vec<DeviceUri>,
+    /// Where devices look for the system's files.
+    pub device_env: DeviceEnv,
+    /// How devices are opened.
+    pub device_options: OpenOptions,
+    /// Name of the eviction policy.
+    pub policy: String,
+    /// Length of a region in bytes; by default it follows from the size of the pool.
+    pub region_bytes: Option<u64>,
+    /// Bytes of pages that one client may hold granted at once; by default a quarter of the pool.
+    pub share_limit: Option<u64>,
+    /// The secret that signs region handles; by default a fresh one.
+    pub secret: Option<HandleSecret>,
+    /// What records every change of state.
+    pub journal: Box<dyn Journal>,
+}
+
+impl EngineConfig {
+    /// The defaults over these devices.
+    pub fn new(devices: impl IntoIterator<Item = DeviceUri>) -> Self {
+        Self {
+            devices: devices.into_iter().collect(),
+            device_env: DeviceEnv::default(),
+            device_options: OpenOptions::default(),
+            policy: "lru".to_owned(),
+            region_bytes: None,
+            share_limit: None,
+            secret: None,
+            journal: Box::new(NoJournal),
+        }
+    }
+}
+
+/// Why an engine cannot be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A memory device cannot be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// No memory device was given.
+    #[error("no memory device is configured; expected at least one, such as `shm:ondol?size=2GiB`")]
+    NoDevice,
+    /// The devices hold no region.
+    #[error(
+        "the pool has {found} usable bytes; expected at least {REGION_ALIGNMENT} in one piece: give it a larger size"
+    )]
+    TooSmall {
+        /// Usable bytes found.
+        found: u64,
+    },
+    /// There is no such policy.
+    #[error("eviction policy is {found:?}; expected one of: {known}")]
+    UnknownPolicy {
+        /// The name found.
+        found: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// The system has no randomness to give.
+    #[error("no random bytes: {0}")]
+    Random(#[from] getrandom::Error),
+}
+
+/// Memory, pool and directory of one server, or of one process that embeds them.
+#[derive(Debug)]
+pub struct Engine {
+    directory: Directory,
+    secret: HandleSecret,
+    incarnation: u64,
+    share_limit: u64,
+    max_page_bytes: u64,
+    next_client: AtomicU64,
+    /// Process id of each client; 0 for one of this process.
+    clients: Mutex<BTreeMap<ClientId, u32>>,
+    // Last, so that the devices' locks outlive everything that uses their bytes.
+    devices: Vec<Device>,
+}
+
+impl Engine {
+    /// Opens the devices and builds an empty pool and directory over them.
+    ///
+    /// # Errors
+    /// [`EngineError`]; then no file is left behind.
+    pub fn open(config: EngineConfig) -> Result<Arc<Self>, EngineError> {
+        let policy =
+            ondol_catalog::policy(&config.policy).ok_or_else(|| EngineError::UnknownPolicy {
+                found: config.policy.clone(),
+                known: ondol_catalog::policies()
+                    .iter()
+                    .map(|policy| policy.name)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            })?;
+        if config.devices.is_empty() {
+            return Err(EngineError::NoDevice);
+        }
+        let open = |uri| Device::open(uri, &config.device_env, &config.device_options);
+        let devices = config
+            .devices
+            .iter()
+            .map(open)
+            .collect::<Result<Vec<_>, _>>()?;
+        let arenas = devices.iter().flat_map(|device| {
+            let (alignment, whole) = (device.alignment(), device.whole_backing_regions());
+            device.backings().iter().map(move |backing| Arena {
+                usable: backing.usable(),
+                alignment,
+                whole,
+            })
+        });
+        let pool = Pool::new(arenas, config.region_bytes);
+        let (total, largest) = (pool.extents().total_bytes(), pool.extents().largest_arena());
+        if largest == 0 {
+            return Err(EngineError::TooSmall {
+                found: devices.iter().map(Device::capacity).sum(),
+            });
+        }
+        let secret = match config.secret {
+            Some(secret) => secret,
+            None => HandleSecret::generate()?,
+        };
+        let mut incarnation = [0; 8];
+        getrandom::fill(&mut incarnation)?;
+        Ok(Arc::new(Self {
+            directory: Directory::new(pool, config.journal, policy),
+            secret,
+            incarnation: u64::from_le_bytes(incarnation),
+            share_limit: config.share_limit.unwrap_or(total / 4),
+            max_page_bytes: largest,
+            next_client: AtomicU64::new(1),
+            clients: Mutex::default(),
+            devices,
+        }))
+    }
+
+    /// Lets a client in. `process` is the process it lives in, or `None` for this one.
+    ///
+    /// # Errors
+    /// [`ControlError::Failed`] if the system has no memory or descriptor left for the client's lease table.
+    pub fn attach(
+        self: &Arc<Self>,
+        process: Option<&Process>,
+    ) -> Result<Arc<Session>, ControlError> {
+        self.forget_departed();
+        let failed = |error: String| {
+            ControlError::Failed(format!("no lease table for a new client: {error}"))
+        };
+        let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
+        let lease_table = create_lease_table().map_err(|error| failed(error.to_string()))?;
+        self.directory
+            .attach(id, lease_table.as_fd())
+            .map_err(|error| failed(error.to_string()))?;
+        self.clients
+            .lock()
+            .insert(id, process.map_or(0, Process::pid));
+        let info = ClientInfo {
+            id,
+            share_limit: self.share_limit,
+            max_page_bytes: self.max_page_bytes,
+            incarnation: self.incarnation,
+        };
+        Ok(Arc::new(Session::new(Arc::clone(self), info, lease_table)))
+    }
+
+    /// Takes back everything that a dead client held; `None` if the client is not known (any more).
+    pub fn client_died(&self, client: ClientId) -> Option<Reclaimed> {
+        self.clients.lock().remove(&client)?;
+        match self.directory.detach(client) {
+            Ok(reclaimed) => {
+                tracing::debug!(%client, ?reclaimed, "reclaimed what a dead client held");
+                Some(reclaimed)
+            }
+            Err(error) => {
+                tracing::error!(%client, ?error, "a dead client's holds could not be reclaimed");
+                None
+            }
+        }
+    }
+
+    /// Forgets clients that left and whose last reader is gone.
+    pub fn forget_departed(&self) {
+        let known: Vec<_> = self.clients.lock().keys().copied().collect();
+        for client in known {
+            if self.directory.is_gone(client) && self.clients.lock().remove(&client).is_some() {
+                let _ = self.directory.detach(client);
+            }
+        }
+    }
+
+    /// Names this start of the engine.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Figures of the whole engine.
+    pub fn stats(&self) -> EngineStats {
+        self.forget_departed();
+        let mut stats = self.directory.stats();
+        stats.pool.devices = self
+            .devices
+            .iter()
+            .map(|device| device.uri().to_string())
+            .collect();
+        let pids = self.clients.lock();
+        for client in &mut stats.clients {
+            client.pid = pids.get(&ClientId(client.id)).copied().unwrap_or(0);
+        }
+        stats
+    }
+
+    /// Unlinks the files of the memory devices, for a pool that shall leave nothing behind.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn remove_files(&self) -> Result<(), EngineError> {
+        self.devices.iter().try_for_each(Device::remove_files)?;
+        Ok(())
+    }
+
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    pub(crate) fn secret(&self) -> &HandleSecret {
+        &self.secret
+    }
+
+    /// All backings in the order of their ids.
+    pub(crate) fn backings(&self) -> impl Iterator<Item = &Backing> {
+        self.devices.iter().flat_map(Device::backings)
+    }
+}

@@ -1,0 +1,217 @@
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ondol_directory::DirectoryError;
+use ondol_memory::MIN_PAGE_BYTES;
+use ondol_plugin::Key;
+use ondol_protocol::{
+    Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
+    EngineStats, Grant, GrantRequest, Hit, Listing, PinOutcome, RegionInfo, Retrieve, Retrieved,
+    StaleReason,
+};
+use ondol_shm::RegionHandle;
+
+use crate::Engine;
+
+/// One client of an engine. When the last reference goes, the client leaves.
+#[derive(Debug)]
+pub struct Session {
+    engine: Arc<Engine>,
+    info: ClientInfo,
+    lease_table: OwnedFd,
+}
+
+impl Session {
+    pub(crate) fn new(engine: Arc<Engine>, info: ClientInfo, lease_table: OwnedFd) -> Self {
+        Self {
+            engine,
+            info,
+            lease_table,
+        }
+    }
+
+    /// Whether the client has left and nothing that it held is left, so that its session can be dropped.
+    pub fn is_gone(&self) -> bool {
+        self.engine.directory().is_gone(self.info.id)
+    }
+
+    fn explain(&self, asked: u64) -> impl Fn(DirectoryError) -> ControlError {
+        let ClientInfo {
+            id, share_limit, ..
+        } = self.info;
+        move |error| match error {
+            DirectoryError::Full(breakdown) => ControlError::PoolFull(breakdown),
+            DirectoryError::ShareExceeded { held } => ControlError::ShareExceeded {
+                asked,
+                held,
+                limit: share_limit,
+            },
+            DirectoryError::UnknownClient => {
+                ControlError::Refused(format!("client {id} has left; connect again"))
+            }
+            DirectoryError::BadLease(lease) => ControlError::Refused(format!(
+                "lease slot {} number {} is in use or out of range; the client's lease table is damaged",
+                lease.slot, lease.sequence
+            )),
+            DirectoryError::Malformed(reason) => ControlError::Refused(reason.to_owned()),
+            DirectoryError::Journal(error) => ControlError::Failed(error.to_string()),
+            other => ControlError::Failed(format!("{other:?}")),
+        }
+    }
+}
+
+impl ControlPlane for Session {
+    fn client(&self) -> ClientInfo {
+        self.info
+    }
+
+    fn lease_table(&self) -> Result<OwnedFd, ControlError> {
+        self.lease_table
+            .try_clone()
+            .map_err(|error| ControlError::Failed(format!("lease table: {error}")))
+    }
+
+    fn regions(&self) -> Result<Vec<RegionInfo>, ControlError> {
+        let backings: Vec<_> = self.engine.backings().collect();
+        let describe = |id, region: &ondol_memory::Region| {
+            let backing = region.extent().backing;
+            let file = backings[backing.0 as usize];
+            RegionInfo {
+                handle: self.engine.secret().sign(region.span(id)),
+                stride: region.stride(),
+                backing,
+                backing_len: file.len(),
+                path: file.path().map(ToOwned::to_owned),
+            }
+        };
+        let regions = self.engine.directory().with_pool(|pool| {
+            pool.regions()
+                .map(|(id, region)| describe(id, region))
+                .collect()
+        });
+        Ok(regions)
+    }
+
+    fn open_backing(&self, handle: &RegionHandle, access: Access) -> Result<OwnedFd, ControlError> {
+        let id = handle.span.region_id;
+        if !self.engine.secret().verify(handle) {
+            return Err(ControlError::Refused(format!(
+                "the token of region {id} is not this engine's"
+            )));
+        }
+        let backing = self
+            .engine
+            .directory()
+            .with_pool(|pool| Some(pool.region(id)?.extent().backing));
+        let backing =
+            backing.ok_or_else(|| ControlError::Refused(format!("region {id} is gone")))?;
+        let file = self.engine.backings().nth(backing.0 as usize);
+        let file =
+            file.ok_or_else(|| ControlError::Failed(format!("region {id} lies in no device")))?;
+        let opened = match access {
+            Access::Read => file.open_read(),
+            Access::Write => file.open_write(),
+        };
+        opened.map_err(|error| {
+            ControlError::Failed(format!("cannot open the memory of region {id}: {error}"))
+        })
+    }
+
+    fn grant(&self, request: GrantRequest) -> Result<Vec<Grant>, ControlError> {
+        let GrantRequest {
+            request,
+            stride,
+            count,
+        } = request;
+        let ClientInfo {
+            id,
+            share_limit,
+            max_page_bytes,
+            ..
+        } = self.info;
+        if !(MIN_PAGE_BYTES..=max_page_bytes).contains(&stride) || count == 0 {
+            return Err(ControlError::Refused(format!(
+                "{count} pages of {stride} bytes were asked for; expected at least one page of {MIN_PAGE_BYTES} to {max_page_bytes} bytes"
+            )));
+        }
+        let grants = self
+            .engine
+            .directory()
+            .grant(id, request, stride, count, share_limit);
+        grants.map_err(self.explain(stride))
+    }
+
+    fn return_pages(&self, pages: &[Grant]) -> Result<Vec<Result<(), StaleReason>>, ControlError> {
+        self.engine
+            .directory()
+            .return_pages(self.info.id, pages)
+            .map_err(self.explain(0))
+    }
+
+    fn commit(&self, commits: &[Commit]) -> Result<Vec<CommitOutcome>, ControlError> {
+        self.engine
+            .directory()
+            .commit(self.info.id, commits)
+            .map_err(self.explain(0))
+    }
+
+    fn retrieve(&self, request: &Retrieve) -> Result<Retrieved, ControlError> {
+        self.engine
+            .directory()
+            .retrieve(self.info.id, request)
+            .map_err(self.explain(0))
+    }
+
+    fn locate(&self, keys: &[Key]) -> Result<Vec<Option<Hit>>, ControlError> {
+        Ok(self.engine.directory().locate(keys))
+    }
+
+    fn pin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError> {
+        self.engine
+            .directory()
+            .pin(self.info.id, keys)
+            .map_err(self.explain(0))
+    }
+
+    fn unpin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError> {
+        self.engine
+            .directory()
+            .unpin(self.info.id, keys)
+            .map_err(self.explain(0))
+    }
+
+    fn delete(&self, keys: &[Key]) -> Result<Vec<DeleteOutcome>, ControlError> {
+        self.engine
+            .directory()
+            .delete(keys)
+            .map_err(self.explain(0))
+    }
+
+    fn list(&self, after: Option<&Key>, limit: u32) -> Result<Listing, ControlError> {
+        Ok(self.engine.directory().list(after, limit))
+    }
+
+    fn stats(&self) -> Result<EngineStats, ControlError> {
+        Ok(self.engine.stats())
+    }
+
+    fn ping(&self) -> Result<(), ControlError> {
+        Ok(())
+    }
+
+    fn leave(&self) -> Result<(), ControlError> {
+        self.engine
+            .directory()
+            .leave(self.info.id)
+            .map(drop)
+            .map_err(self.explain(0))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Leases that readers still hold outlive the session; the engine forgets the client when they have ended.
+        let _ = self.leave();
+        self.engine.forget_departed();
+    }
+}
