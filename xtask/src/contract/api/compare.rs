@@ -33,8 +33,14 @@ pub fn classify(old: &str, new: &str) -> Result<Vec<Drift>> {
         }
     }
     if drifts.is_empty() {
-        // Two texts that differ in a way that the shapes do not show are still two texts.
-        drifts.push(Drift::new(Level::Major, "order of the file", "", ""));
+        // A printer of another version may break lines elsewhere; an item that reads differently is a change,
+        // whether or not its shape shows which.
+        for (name, before) in &old_shapes {
+            let after = &new_shapes[name];
+            if before.text != after.text {
+                drifts.push(Drift::new(Level::Major, name, &before.text, &after.text));
+            }
+        }
     }
     Ok(drifts)
 }
@@ -159,18 +165,18 @@ fn add(item: &Item, place: &str, shapes: &mut BTreeMap<String, Shape>) {
             format!("trait {}", head.ident)
         }
         Item::Impl(head) => {
-            let name = plain(&head.to_token_stream().to_string());
-            if head.trait_.is_none() {
-                for member in std::mem::take(&mut head.items) {
-                    members.push(impl_member(&member));
-                }
-                let name = plain(&head.to_token_stream().to_string());
-                name.trim_end_matches("{}").trim().to_owned()
-            } else {
-                // A different associated type is a change of this implementation, not another one.
-                let end = name.find('{').unwrap_or(name.len());
-                name[..end].trim().to_owned()
+            // What a trait's implementation chooses is part of it; members of one's own stand for themselves.
+            let own = head.trait_.is_none();
+            for member in own
+                .then(|| std::mem::take(&mut head.items))
+                .into_iter()
+                .flatten()
+            {
+                members.push(impl_member(&member));
             }
+            let name = plain(&head.to_token_stream().to_string());
+            let end = name.find('{').unwrap_or(name.len());
+            name[..end].trim().to_owned()
         }
         Item::Enum(head) => {
             ordered = true;

@@ -709,6 +709,7 @@ fn print(found: Vec<Surfaced>) -> Result<String> {
         places.entry(place).or_default().push(item);
     }
     let mut text = String::new();
+    let mut after_import = false;
     for (place, mut items) in places {
         items.sort_by_cached_key(order);
         for mut item in items {
@@ -718,9 +719,11 @@ fn print(found: Vec<Surfaced>) -> Result<String> {
                 item = Item::Mod(module);
             }
             let file: syn::File = parse_quote!(#item);
-            if !text.is_empty() {
+            let import = matches!(item, Item::Use(_));
+            if !text.is_empty() && !(import && after_import) {
                 text.push('\n');
             }
+            after_import = import;
             text.push_str(&prettyplease::unparse(&file));
         }
     }
