@@ -85,7 +85,7 @@ mod tests {
                 allocate(file.as_fd(), len, 4096, workers).unwrap();
                 let stat = fstat(&file).unwrap();
                 assert_eq!(stat.st_size as u64, len);
-                assert_eq!(stat.st_blocks as u64 * 512, len, "{workers} threads");
+                assert!(stat.st_blocks as u64 * 512 >= len, "{workers} threads");
             }
         }
     }

@@ -320,4 +320,28 @@ mod tests {
             assert_eq!(OwnerRecord::parse(text), None, "{text:?}");
         }
     }
+
+    #[test]
+    fn a_lock_that_is_unlinked_as_it_goes_is_still_held_by_one_at_a_time() {
+        use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("x.owner");
+        let (held, times) = (AtomicBool::new(false), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while times.load(Ordering::Relaxed) < 2000 {
+                        let Ok(mut lock) = OwnerLock::acquire(path.clone(), &path) else {
+                            continue;
+                        };
+                        assert!(!held.swap(true, Ordering::SeqCst), "held twice");
+                        times.fetch_add(1, Ordering::Relaxed);
+                        lock.set_disposable(true);
+                        held.store(false, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+    }
 }

@@ -228,6 +228,81 @@ fn a_size_beyond_the_file_system_is_refused_and_leaves_nothing() {
 }
 
 #[test]
+fn a_device_for_which_room_runs_out_halfway_leaves_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    // In a mount namespace of its own, so that the machine's mounts stay as they are.
+    let script =
+        r#"mount -t tmpfs -o size=16m none "$ONDOL_TEST_SMALL_ROOT" || exit 77; exec "$0" "$@""#;
+    let run = |unshare: &str| {
+        Command::new("unshare")
+            .args([unshare, "sh", "-c", script])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "device::tests::helper_small_root", "--ignored"])
+            .env("ONDOL_TEST_SMALL_ROOT", root.path())
+            .output()
+    };
+    let output = run("-m")
+        .ok()
+        .filter(|output| output.status.success() || output.status.code() == Some(101));
+    let Some(output) = output.or_else(|| run("-rm").ok()) else {
+        println!("SKIPPED: there is no unshare(1)");
+        return;
+    };
+    match output.status.code() {
+        Some(0) => {}
+        Some(101) => panic!("{}", String::from_utf8_lossy(&output.stdout)),
+        _ => println!(
+            "SKIPPED: no tmpfs can be mounted: {}",
+            String::from_utf8_lossy(&output.stderr)
+        ),
+    }
+}
+
+#[test]
+#[ignore = "started by another test in a small file system"]
+fn helper_small_root() {
+    let Some(root) = std::env::var_os("ONDOL_TEST_SMALL_ROOT").map(PathBuf::from) else {
+        return;
+    };
+    let env = DeviceEnv {
+        shm_root: root.clone(),
+        ..DeviceEnv::default()
+    };
+    let [a, b] = ["a", "b"].map(|name| root.join(name));
+    fs::create_dir(&a).unwrap();
+    fs::create_dir(&b).unwrap();
+    // Each fits alone. Two that start at once both find room, and then at most one gets it.
+    for uris in [
+        ["shm:x?size=10MiB".to_owned(), "shm:y?size=10MiB".to_owned()],
+        [&a, &b].map(|path| format!("dir:{}?size=10MiB&region=256KiB", path.display())),
+    ] {
+        for _ in 0..50 {
+            let start = std::sync::Barrier::new(2);
+            let opened = std::thread::scope(|scope| {
+                let threads = uris.each_ref().map(|uri| {
+                    scope.spawn(|| {
+                        start.wait();
+                        open(uri, &env)
+                    })
+                });
+                threads.map(|thread| thread.join().unwrap())
+            });
+            assert!(opened.iter().any(Result::is_err));
+            for result in opened {
+                match result {
+                    Ok(device) => device.remove_files().unwrap(),
+                    Err(error) => {
+                        assert!(matches!(error, DeviceError::NoSpace { .. }), "{error:?}")
+                    }
+                }
+            }
+            assert_eq!(names(&root), ["a", "b"]);
+            assert!(names(&a).is_empty() && names(&b).is_empty());
+        }
+    }
+}
+
+#[test]
 fn a_size_beyond_memory_is_refused_and_leaves_nothing() {
     let (root, mut env) = shm_root();
     let fake = tempfile::tempdir().unwrap();
@@ -641,6 +716,8 @@ fn a_dax_device_is_used_behind_its_header() {
     symlink(&node, &link).unwrap();
     let device = open(&format!("dax:{}?size=7MiB", link.display()), &env).unwrap();
     assert_eq!(device.backings()[0].usable(), 2 * MIB..6 * MIB);
+    drop(device);
+    assert_eq!(names(&env.shm_root), ["dax0.0.dax-owner", "link"]);
 }
 
 #[test]
