@@ -720,7 +720,8 @@ fn print(found: Vec<Surfaced>) -> Result<String> {
             }
             let file: syn::File = parse_quote!(#item);
             let import = matches!(item, Item::Use(_));
-            if !text.is_empty() && !(import && after_import) {
+            let together = import && after_import;
+            if !text.is_empty() && !together {
                 text.push('\n');
             }
             after_import = import;
