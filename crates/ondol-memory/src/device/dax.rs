@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open as open_file};
 
-use super::owner::{OwnerLock, try_lock};
+use super::owner::{LockedFile, OwnerLock};
 use super::{
     Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, io_error, unusable,
 };
@@ -106,9 +106,10 @@ pub(super) fn open(
 
     let lock_name = format!("{}.dax-owner", name.display());
     let mut lock = OwnerLock::acquire(env.shm_root.join(lock_name), &path)?;
-    if !try_lock(&file).map_err(|source| io_error("lock", &path, source))? {
+    let file = LockedFile::try_lock(file).map_err(|source| io_error("lock", &path, source))?;
+    let Some(file) = file else {
         return Err(lock.also_in_use(&path));
-    }
+    };
     lock.record(None)?;
     lock.set_disposable(false);
     Ok(Device {
@@ -116,7 +117,7 @@ pub(super) fn open(
             path: path.clone(),
             size: Some(len),
         },
-        backings: vec![Backing::held(Some(path), len, align..len, file)],
+        backings: vec![Backing::locked(Some(path), len, align..len, file)],
         alignment: MIN_ALIGNMENT.max(align),
         page_size: align,
         whole_backing_regions: false,

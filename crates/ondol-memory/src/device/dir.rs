@@ -18,7 +18,7 @@ use super::owner::{FileId, OwnerLock};
 use super::room::{self, FileSystem};
 use super::{
     Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, OpenOptions,
-    base_page_size, io_error, is_want_of_room, page_size_of, unusable,
+    base_page_size, io_error, page_size_of, unusable,
 };
 
 const LOCK_NAME: &str = "ondol.owner";
@@ -65,6 +65,7 @@ impl DirClaim {
     }
 
     pub(super) fn remove_files(&self) -> Result<(), DeviceError> {
+        self.lock.check_home()?;
         // After a first call the directory may be another's.
         if self.lock.is_in_place() {
             self.sweep()?;
@@ -76,6 +77,7 @@ impl DirClaim {
 impl Drop for DirClaim {
     fn drop(&mut self) {
         if !self.complete
+            && self.lock.check_home().is_ok()
             && let Err(error) = self.sweep()
         {
             tracing::warn!(%error, "a file is left behind");
@@ -156,16 +158,7 @@ pub(super) fn open(
     if file_system == FileSystem::Memory {
         room::check_memory(uri, env, size)?;
     }
-    let backings = match create_files(uri, &claim.path, count, region, options) {
-        Ok(backings) => backings,
-        Err(DeviceError::Io { source, .. }) if is_want_of_room(&source) => {
-            // What is free is counted without the part that was allocated.
-            claim.sweep()?;
-            let free = room::free_bytes(&claim.path)?;
-            return Err(room::no_space(uri, &claim.path, size, free));
-        }
-        Err(error) => return Err(error),
-    };
+    let backings = create_files(uri, &claim.path, count, region, options)?;
     let sync = || fs::File::open(&claim.path)?.sync_all();
     sync().map_err(|source| io_error("sync", &claim.path, source))?;
     let page_size = match file_system {

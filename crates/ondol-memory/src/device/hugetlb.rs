@@ -52,13 +52,13 @@ pub(super) fn open(
         drop(file);
         return Err(no_pages(uri, len, env, page_size));
     }
-    claim.publish(&file)?;
+    let file = claim.publish(file)?;
     Ok(Device {
         uri: DeviceUri::Hugetlb {
             path: claim.path().to_owned(),
             size: len,
         },
-        backings: vec![Backing::held(
+        backings: vec![Backing::locked(
             Some(claim.path().to_owned()),
             len,
             0..len,

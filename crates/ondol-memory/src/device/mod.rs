@@ -22,7 +22,7 @@ mod uri;
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 
 use crate::size::format_size;
-use owner::FileId;
+use owner::{FileId, LockedFile};
 pub use uri::{DEFAULT_SHM_NAME, DeviceUri, UriError};
 
 /// Regions begin at multiples of this, so that huge pages can back them.
@@ -113,7 +113,7 @@ pub enum DeviceError {
     },
     /// The file system has not enough room.
     #[error(
-        "{device} needs {asked}, but {} has only {free} free; choose a smaller size or make room", root.display()
+        "{device} needs {asked}; free in {}: {free}; choose a smaller size or make room", root.display()
     )]
     NoSpace {
         /// The device.
@@ -182,15 +182,8 @@ impl Device {
         options: &OpenOptions,
     ) -> Result<Self, DeviceError> {
         let started = Instant::now();
-        let device = match uri {
-            DeviceUri::Shm { name, size } => shm::open(uri, name, *size, env, options)?,
-            DeviceUri::Memfd { name, size } => memfd::open(uri, name, *size, env)?,
-            DeviceUri::Hugetlb { path, size } => hugetlb::open(uri, path, *size, env, options)?,
-            DeviceUri::Dir { path, size, region } => {
-                dir::open(uri, path, *size, *region, env, options)?
-            }
-            DeviceUri::Dax { path, size } => dax::open(uri, path, *size, env)?,
-        };
+        let device = Self::open_kind(uri, env, options)
+            .map_err(|error| explain_want_of_room(error, uri, env))?;
         tracing::info!(
             device = %device.uri,
             capacity = format_size(device.capacity()),
@@ -200,6 +193,22 @@ impl Device {
             "memory device allocated"
         );
         Ok(device)
+    }
+
+    fn open_kind(
+        uri: &DeviceUri,
+        env: &DeviceEnv,
+        options: &OpenOptions,
+    ) -> Result<Self, DeviceError> {
+        match uri {
+            DeviceUri::Shm { name, size } => shm::open(uri, name, *size, env, options),
+            DeviceUri::Memfd { name, size } => memfd::open(uri, name, *size, env),
+            DeviceUri::Hugetlb { path, size } => hugetlb::open(uri, path, *size, env, options),
+            DeviceUri::Dir { path, size, region } => {
+                dir::open(uri, path, *size, *region, env, options)
+            }
+            DeviceUri::Dax { path, size } => dax::open(uri, path, *size, env),
+        }
     }
 
     /// The device's name, with the size it really has where the name left it open.
@@ -273,6 +282,7 @@ pub struct Backing {
 #[derive(Debug)]
 enum Source {
     Held(OwnedFd),
+    Locked(LockedFile),
     /// A `dir:` device may have more files than a process may have descriptors.
     ByPath(PathBuf, FileId),
 }
@@ -284,6 +294,15 @@ impl Backing {
             len,
             usable,
             source: Source::Held(file),
+        }
+    }
+
+    fn locked(path: Option<PathBuf>, len: u64, usable: Range<u64>, file: LockedFile) -> Self {
+        Self {
+            path,
+            len,
+            usable,
+            source: Source::Locked(file),
         }
     }
 
@@ -336,10 +355,8 @@ impl Backing {
     fn reopen(&self, access: OFlags) -> io::Result<OwnedFd> {
         let flags = access | OFlags::CLOEXEC;
         match &self.source {
-            Source::Held(file) => {
-                let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-                Ok(openat(CWD, path, flags, Mode::empty())?)
-            }
+            Source::Held(file) => reopen(file.as_fd(), flags),
+            Source::Locked(file) => reopen(file.as_fd(), flags),
             Source::ByPath(path, id) => {
                 let file = openat(CWD, path, flags | OFlags::NOFOLLOW, Mode::empty())?;
                 if FileId::of(&file)? != *id {
@@ -352,6 +369,11 @@ impl Backing {
             }
         }
     }
+}
+
+fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(openat(CWD, path, flags, Mode::empty())?)
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> DeviceError {
@@ -374,6 +396,34 @@ fn is_want_of_room(error: &io::Error) -> bool {
         Errno::from_io_error(error),
         Some(Errno::NOSPC | Errno::NOMEM | Errno::DQUOT)
     )
+}
+
+/// Says how much was asked for where the system only says that there is no room. The device's files are gone by
+/// now, so what is free is counted without the part that was allocated.
+fn explain_want_of_room(error: DeviceError, uri: &DeviceUri, env: &DeviceEnv) -> DeviceError {
+    let DeviceError::Io { source, .. } = &error else {
+        return error;
+    };
+    let (root, size) = match uri {
+        _ if !is_want_of_room(source) => return error,
+        DeviceUri::Shm { size, .. } => (&env.shm_root, *size),
+        DeviceUri::Dir { path, size, .. } => (path, Some(*size)),
+        _ => return error,
+    };
+    let Ok(free) = room::free_bytes(root) else {
+        return error;
+    };
+    DeviceError::NoSpace {
+        device: uri.clone(),
+        root: root.clone(),
+        asked: size.map_or_else(|| "its default size".to_owned(), format_size),
+        free: if size.is_some_and(|size| size <= free) {
+            let free = format_size(free);
+            format!("{free} (now; it ran out of blocks, inodes or quota before)")
+        } else {
+            format_size(free)
+        },
+    }
 }
 
 fn base_page_size() -> u64 {

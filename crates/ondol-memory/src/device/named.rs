@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fchmod, fstat, linkat, open};
 use rustix::io::Errno;
 
-use super::owner::{FileId, OwnerLock, try_lock, unlink_ours};
+use super::owner::{FileId, LockedFile, OwnerLock, unlink_ours};
 use super::{DeviceError, OpenOptions, io_error};
 
 /// The right to a name.
@@ -42,12 +42,14 @@ impl NameClaim {
                 });
             }
             // Held by a server whose lock file somebody deleted.
-            if !try_lock(&left).map_err(failed)? {
+            let Some(_left) = LockedFile::try_lock(left).map_err(failed)? else {
                 return Err(lock.also_in_use(&path));
-            }
+            };
             unlink_ours(&path, found).map_err(|source| io_error("remove", &path, source))?;
         }
+        // From here on the lock file names nobody's file, but tells who is about to make one.
         lock.set_disposable(true);
+        lock.record(None)?;
         Ok(Self {
             path,
             lock,
@@ -75,12 +77,12 @@ impl NameClaim {
     }
 
     /// Locks the file and gives it the name.
-    pub(super) fn publish(&mut self, file: &OwnedFd) -> Result<(), DeviceError> {
+    pub(super) fn publish(&mut self, file: OwnedFd) -> Result<LockedFile, DeviceError> {
         let failed = |source: io::Error| io_error("create", &self.path, source);
-        let id = FileId::of(file).map_err(failed)?;
-        if !try_lock(file).map_err(failed)? {
-            return Err(failed(io::Error::other("a new file is already locked")));
-        }
+        let id = FileId::of(&file).map_err(failed)?;
+        let file = LockedFile::try_lock(file)
+            .map_err(failed)?
+            .ok_or_else(|| failed(io::Error::other("a new file is already locked")))?;
         // In this order a file that has the name is always one that the lock file names.
         self.lock.record(Some(id))?;
         let unnamed = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
@@ -96,10 +98,11 @@ impl NameClaim {
         }
         self.published = Some(id);
         self.lock.set_disposable(false);
-        Ok(())
+        Ok(file)
     }
 
     pub(super) fn remove_files(&self) -> Result<(), DeviceError> {
+        self.lock.check_home()?;
         if let Some(id) = self.published {
             unlink_ours(&self.path, id).map_err(|source| io_error("remove", &self.path, source))?;
         }

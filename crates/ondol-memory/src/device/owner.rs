@@ -19,11 +19,11 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process;
 
-use ondol_shm::{boot_id, process_start_time};
+use ondol_shm::{ForkGuard, boot_id, process_start_time};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open};
 use rustix::io::Errno;
 
@@ -71,12 +71,45 @@ pub(super) fn unlink_ours(path: &Path, id: FileId) -> io::Result<()> {
     }
 }
 
-/// Takes the lock of an open file, if nobody holds it.
-pub(super) fn try_lock(file: impl AsFd) -> io::Result<bool> {
-    match rustix::io::retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {
-        Ok(()) => Ok(true),
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        Err(error) => Err(error.into()),
+/// An open file with an exclusive lock on it.
+#[derive(Debug)]
+pub(super) struct LockedFile {
+    file: OwnedFd,
+    home: ForkGuard,
+}
+
+impl LockedFile {
+    /// Takes the lock of an open file; `None` if somebody holds it.
+    pub(super) fn try_lock(file: OwnedFd) -> io::Result<Option<Self>> {
+        match rustix::io::retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+            Ok(()) => Ok(Some(Self {
+                file,
+                home: ForkGuard::new(),
+            })),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether this is the process that took the lock, and not a child that it forked.
+    pub(super) fn is_home(&self) -> bool {
+        self.home.is_home()
+    }
+}
+
+impl AsFd for LockedFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        // Closing alone would leave the lock to a child that was just forked, until it execs. A child that drops
+        // what it inherited must leave the lock to its parent.
+        if self.is_home() {
+            let _ = flock(&self.file, FlockOperation::Unlock);
+        }
     }
 }
 
@@ -160,7 +193,7 @@ impl fmt::Display for OwnerRecord {
 pub(super) struct OwnerLock {
     path: PathBuf,
     id: FileId,
-    file: OwnedFd,
+    file: LockedFile,
     /// What the last owner left.
     predecessor: Option<OwnerRecord>,
     /// Whether the lock file names nothing and goes when the lock does.
@@ -188,9 +221,13 @@ impl OwnerLock {
                 Err(error) => return Err(failed(error.into())),
             };
             let id = FileId::of(&file).map_err(failed)?;
-            if !try_lock(&file).map_err(failed)? {
-                return Err(in_use(device, read(&file).ok().flatten().as_ref()));
-            }
+            let Some(file) = LockedFile::try_lock(file).map_err(failed)? else {
+                let record = open(&path, flags, Mode::empty()).map(|file| read(&file));
+                return Err(in_use(
+                    device,
+                    record.ok().and_then(Result::ok).flatten().as_ref(),
+                ));
+            };
             // Whoever held the lock may have unlinked the file meanwhile; then this lock guards nothing.
             if FileId::at(&path).map_err(failed)? != Some(id) {
                 continue;
@@ -245,8 +282,18 @@ impl OwnerLock {
         FileId::at(&self.path).is_ok_and(|found| found == Some(self.id))
     }
 
+    /// Refuses to act in a forked child, which has a copy of this value but is not the owner.
+    pub(super) fn check_home(&self) -> Result<(), DeviceError> {
+        if self.file.is_home() {
+            return Ok(());
+        }
+        let reason = "this is a forked child of the process that owns the device";
+        Err(io_error("remove", &self.path, io::Error::other(reason)))
+    }
+
     /// Unlinks the lock file. The lock stays, but no longer keeps others from the name.
     pub(super) fn remove(&self) -> Result<(), DeviceError> {
+        self.check_home()?;
         unlink_ours(&self.path, self.id).map_err(|source| io_error("remove", &self.path, source))
     }
 
@@ -259,6 +306,7 @@ impl OwnerLock {
 impl Drop for OwnerLock {
     fn drop(&mut self) {
         if self.disposable
+            && self.file.is_home()
             && let Err(error) = self.remove()
         {
             tracing::warn!(%error, "a lock file is left behind");
@@ -266,7 +314,7 @@ impl Drop for OwnerLock {
     }
 }
 
-fn read(file: &OwnedFd) -> io::Result<Option<OwnerRecord>> {
+fn read(file: impl AsFd) -> io::Result<Option<OwnerRecord>> {
     let mut buffer = [0; 1024];
     let len = rustix::io::pread(file, &mut buffer, 0)?;
     Ok(std::str::from_utf8(&buffer[..len])
@@ -319,6 +367,18 @@ mod tests {
         ] {
             assert_eq!(OwnerRecord::parse(text), None, "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_lock_ends_with_its_owner_though_a_child_inherited_the_descriptor() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("x.owner");
+        let lock = OwnerLock::acquire(path.clone(), &path).unwrap();
+        // What `fork` leaves in a child until it execs.
+        let inherited = rustix::io::dup(&lock.file).unwrap();
+        drop(lock);
+        OwnerLock::acquire(path.clone(), &path).unwrap();
+        drop(inherited);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::named::NameClaim;
 use super::room;
 use super::{
     Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, OpenOptions,
-    base_page_size, io_error, is_want_of_room, page_size_of,
+    base_page_size, io_error, page_size_of,
 };
 
 const DEFAULT_SIZE: u64 = 1 << 30;
@@ -33,21 +33,15 @@ pub(super) fn open(
 
     let file = claim.create(options)?;
     let page_size = page_size_of(&file, claim.path())?;
-    if let Err(error) = allocate(file.as_fd(), len, page_size, workers()) {
-        if !is_want_of_room(&error) {
-            return Err(io_error("allocate", claim.path(), error));
-        }
-        // What is free is counted without the part that was allocated.
-        drop(file);
-        return Err(room::no_space(uri, root, len, room::free_bytes(root)?));
-    }
-    claim.publish(&file)?;
+    allocate(file.as_fd(), len, page_size, workers())
+        .map_err(|error| io_error("allocate", claim.path(), error))?;
+    let file = claim.publish(file)?;
     Ok(Device {
         uri: DeviceUri::Shm {
             name: name.to_owned(),
             size: Some(len),
         },
-        backings: vec![Backing::held(
+        backings: vec![Backing::locked(
             Some(claim.path().to_owned()),
             len,
             0..len,
