@@ -108,7 +108,6 @@ pub trait ControlPlane: Send + Sync + fmt::Debug {
 
     /// The client leaves: its pins end now and nothing more is granted to it. Its leases end when their guards
     /// are dropped, its grants when they are returned.
-
     ///
     /// # Errors
     /// [`ControlError`].
@@ -126,29 +125,6 @@ pub struct ClientInfo {
     pub max_page_bytes: u64,
     /// Names this start of the engine; locations of another incarnation mean nothing.
     pub incarnation: u64,
-}
-
-/// Why the engine is told to forget a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DetachReason {
-    /// Its process has ended: nobody reads or writes on its behalf any more, so its leases end, too.
-    #[error("process {pid} has ended")]
-    ProcessEnded {
-        /// The process.
-        pid: u32,
-    },
-}
-
-/// What a client held when it was detached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reclaimed {
-    /// Pages that were granted to it.
-    pub pages: u64,
-    /// Leases.
-    pub leases: u64,
-    /// Pins.
-    pub pins: u64,
 }
 
 /// How a backing is to be mapped.

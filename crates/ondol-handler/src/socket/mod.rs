@@ -376,10 +376,7 @@ impl ControlPlane for SocketPlane {
 
     fn leave(&self) -> Result<(), ControlError> {
         match self.call(RequestRef::Leave)?.0 {
-            Answer::Leave => {
-                self.end(ControlError::Refused("this client has left".to_owned()));
-                Ok(())
-            }
+            Answer::Leave => Ok(()),
             answer => Err(self.unexpected(&answer)),
         }
     }

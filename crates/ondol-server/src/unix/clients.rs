@@ -5,14 +5,15 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ondol_protocol::wire::Hello;
-use ondol_protocol::{ClientId, ControlError, ControlPlane, DetachReason, Reclaimed};
+use ondol_protocol::{ClientId, ControlError};
 use ondol_shm::Process;
 use parking_lot::Mutex;
 use rustix::event::epoll;
 
-use crate::House;
+use crate::{House, Reclaimed, Tenant};
 
 /// A process by number and start time.
 type ProcessKey = (u32, u64);
@@ -40,27 +41,38 @@ struct State {
 #[derive(Debug)]
 struct Attached {
     /// Watched by epoll for as long as it is open.
-    _process: Process,
+    process: Process,
     mark: u64,
     by_instance: HashMap<[u8; 16], Client>,
-    /// Clients that left and may still hold leases.
-    left: Vec<ClientId>,
 }
 
 /// A client with its line to the engine.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     pub(super) id: ClientId,
-    pub(super) session: Arc<dyn ControlPlane>,
+    pub(super) session: Arc<dyn Tenant>,
     process: ProcessKey,
     instance: [u8; 16],
+    has_left: Arc<AtomicBool>,
 }
 
-/// A process that has ended and those of its clients that the engine may still know.
+/// A process that has ended, with its clients.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) pid: u32,
-    pub(super) clients: Vec<ClientId>,
+    pub(super) clients: Vec<Client>,
+}
+
+impl Client {
+    /// Notes that the client has left; whether that is news.
+    pub(super) fn leave(&self) -> bool {
+        !self.has_left.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the client has left and holds nothing any more.
+    pub(super) fn is_gone(&self) -> bool {
+        self.has_left.load(Ordering::Relaxed) && self.session.is_gone()
+    }
 }
 
 impl Clients {
@@ -80,19 +92,8 @@ impl Clients {
         })
     }
 
-    /// The client that says hello: one that is known, or a new one. `peer` looks at the socket again, as the engine
-    /// gets a descriptor of its own.
-    pub(super) fn join(
-        &self,
-        hello: &Hello,
-        peer: impl Fn() -> io::Result<Process>,
-    ) -> Result<Client, ControlError> {
-        let unseen = |error: io::Error| {
-            ControlError::Failed(format!(
-                "the server cannot see the client's process: {error}"
-            ))
-        };
-        let process = peer().map_err(unseen)?;
+    /// The client that says hello: one that is known, or a new one of this process.
+    pub(super) fn join(&self, hello: &Hello, process: Process) -> Result<Client, ControlError> {
         let key = (process.pid(), process.start_time());
         if hello.start_time != process.start_time() {
             return Err(ControlError::Refused(format!(
@@ -128,26 +129,23 @@ impl Clients {
                 sent: false,
             });
         }
+        state.forget_gone();
         if state.clients >= self.limit {
             return Err(ControlError::Refused(format!(
                 "the server has {} clients, as many as it allows; close some or raise its limit",
                 self.limit
             )));
         }
-        let for_engine = peer().map_err(unseen)?;
         if !state.processes.contains_key(&key) {
-            state.watch(&self.epoll, key, process).map_err(unseen)?;
+            state.watch(&self.epoll, key, process).map_err(|error| {
+                ControlError::Failed(format!(
+                    "the server cannot watch the client's process: {error}"
+                ))
+            })?;
         }
-        let attached = Arc::clone(&self.house).attach(for_engine);
-        let result = attached.map(|session| Client {
-            id: session.client().id,
-            session,
-            process: key,
-            instance: hello.instance,
-        });
-        match &result {
-            Ok(client) => state.insert(client.clone(), |id| self.house.is_attached(id)),
-            Err(_) => state.forget_if_empty(key),
+        let result = state.attach(&self.house, key, hello.instance);
+        if result.is_err() {
+            state.forget_if_empty(key);
         }
         result
     }
@@ -159,26 +157,19 @@ impl Clients {
         attached.is_some_and(|attached| attached.by_instance.contains_key(&client.instance))
     }
 
-    /// The client has left: a later hello with its name is a new client's.
-    pub(super) fn leave(&self, client: &Client) -> bool {
+    /// Forgets a client that is gone: a later hello with its name is a new client's.
+    pub(super) fn forget(&self, client: &Client) {
         let mut state = self.state.lock();
-        let Some(attached) = state.processes.get_mut(&client.process) else {
-            return false;
-        };
-        let known = attached.by_instance.remove(&client.instance).is_some();
-        if known {
-            if self.house.is_attached(client.id) {
-                attached.left.push(client.id);
-            }
+        if let Some(attached) = state.processes.get_mut(&client.process)
+            && attached.by_instance.remove(&client.instance).is_some()
+        {
             state.clients -= 1;
             state.forget_if_empty(client.process);
         }
-        known
     }
 
-    pub(super) fn detach(&self, client: ClientId, pid: u32) -> Reclaimed {
-        self.house
-            .detach(client, DetachReason::ProcessEnded { pid })
+    pub(super) fn died(&self, client: &Client) -> Reclaimed {
+        self.house.client_died(client.id).unwrap_or_default()
     }
 
     /// Waits for the end of a process that has clients; nothing once the door closes.
@@ -214,26 +205,59 @@ impl State {
         self.last_mark = mark;
         self.marks.insert(mark, key);
         let attached = Attached {
-            _process: process,
+            process,
             mark,
             by_instance: HashMap::new(),
-            left: Vec::new(),
         };
         self.processes.insert(key, attached);
         Ok(())
     }
 
-    fn insert(&mut self, client: Client, is_attached: impl Fn(ClientId) -> bool) {
-        if let Some(attached) = self.processes.get_mut(&client.process) {
-            attached.left.retain(|id| is_attached(*id));
-            attached.by_instance.insert(client.instance, client);
-            self.clients += 1;
+    fn attach(
+        &mut self,
+        house: &Arc<dyn House>,
+        key: ProcessKey,
+        instance: [u8; 16],
+    ) -> Result<Client, ControlError> {
+        let Some(attached) = self.processes.get_mut(&key) else {
+            return Err(ControlError::Failed(
+                "the client's process is lost".to_owned(),
+            ));
+        };
+        let session = Arc::clone(house).attach(&attached.process)?;
+        let client = Client {
+            id: session.client().id,
+            session,
+            process: key,
+            instance,
+            has_left: Arc::default(),
+        };
+        attached.by_instance.insert(instance, client.clone());
+        self.clients += 1;
+        Ok(client)
+    }
+
+    /// Clients end their leases without a message, so those that left are looked at when another one comes.
+    fn forget_gone(&mut self) {
+        for attached in self.processes.values_mut() {
+            let before = attached.by_instance.len();
+            attached.by_instance.retain(|_, client| !client.is_gone());
+            self.clients -= before - attached.by_instance.len();
         }
+        let Self {
+            processes, marks, ..
+        } = self;
+        processes.retain(|_, attached| {
+            let keep = !attached.by_instance.is_empty();
+            if !keep {
+                marks.remove(&attached.mark);
+            }
+            keep
+        });
     }
 
     fn forget_if_empty(&mut self, key: ProcessKey) {
-        let is_empty =
-            |attached: &Attached| attached.by_instance.is_empty() && attached.left.is_empty();
+        let is_empty = |attached: &Attached| attached.by_instance.is_empty();
         if self.processes.get(&key).is_some_and(is_empty)
             && let Some(attached) = self.processes.remove(&key)
         {
@@ -245,10 +269,9 @@ impl State {
         let key = self.marks.remove(&mark)?;
         let attached = self.processes.remove(&key)?;
         self.clients -= attached.by_instance.len();
-        let live = attached.by_instance.values().map(|client| client.id);
         Some(Ended {
             pid: key.0,
-            clients: live.chain(attached.left).collect(),
+            clients: attached.by_instance.into_values().collect(),
         })
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ondol_protocol::ControlError;
 use ondol_protocol::wire::{
-    Answer, DecodeError, FrameReader, Header, MAX_PAYLOAD_BYTES, Op, Request, encode_answer,
+    Answer, DecodeError, FrameReader, Header, Hello, MAX_PAYLOAD_BYTES, Op, Request, encode_answer,
 };
 use ondol_shm::{Process, recv_with_fds, send_with_fds};
 
@@ -90,9 +90,11 @@ impl Connection<'_> {
             return Ok(());
         };
         while self.read_frame(None)? {
-            if self.answer(&client)? {
+            self.answer(&client)?;
+            if client.is_gone() {
+                self.shared.clients.forget(&client);
                 self.shared.connections.close_of(client.id);
-                return Ok(());
+                break;
             }
         }
         Ok(())
@@ -107,8 +109,7 @@ impl Connection<'_> {
         let (header, request) = self.take_request()?;
         let joined = match request {
             Ok(Request::Hello(hello)) => {
-                let peer = || Process::of_peer(self.stream);
-                self.shared.clients.join(&hello, peer).and_then(|client| {
+                self.join(&hello).and_then(|client| {
                     ticket.belongs_to(client.id);
                     // Asked after the line above: a process that ends later closes this connection.
                     if !self.shared.clients.is_known(&client) {
@@ -139,14 +140,22 @@ impl Connection<'_> {
         }
     }
 
-    /// Answers one request; whether it was the client's last.
-    fn answer(&mut self, client: &Client) -> Result<bool, End> {
+    fn join(&self, hello: &Hello) -> Result<Client, ControlError> {
+        let process = Process::of_peer(self.stream).map_err(|error| {
+            ControlError::Failed(format!(
+                "the server cannot see the client's process: {error}"
+            ))
+        })?;
+        self.shared.clients.join(hello, process)
+    }
+
+    /// Answers the request that has arrived.
+    fn answer(&mut self, client: &Client) -> Result<(), End> {
         let (header, request) = self.take_request()?;
         let leaves = matches!(request, Ok(Request::Leave));
         let result =
             request.and_then(|request| dispatch::carry_out(client.session.as_ref(), request));
-        let has_left = leaves && result.is_ok();
-        if has_left && self.shared.clients.leave(client) {
+        if leaves && result.is_ok() && client.leave() {
             self.shared.counters.left.increment();
         }
         let (answer, file): (_, Option<OwnedFd>) = match result {
@@ -156,7 +165,7 @@ impl Connection<'_> {
         let fds = file.as_ref().map(AsFd::as_fd);
         self.send(&header, answer.as_ref(), fds.as_slice())?;
         self.shared.counters.requests.increment();
-        Ok(has_left)
+        Ok(())
     }
 
     fn send(

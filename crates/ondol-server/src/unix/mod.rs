@@ -68,7 +68,8 @@ impl DoorConfig {
     }
 }
 
-/// An open door: serves until [`stop`](Self::stop) or until it is dropped.
+/// An open door: serves until [`stop`](Self::stop). Dropping it stops it, and the clients that came through it leave
+/// the engine; what they hold stays theirs until they end it, as the engine keeps it.
 pub struct UnixDoor {
     shared: Arc<Shared>,
     threads: Mutex<Threads>,
@@ -153,7 +154,7 @@ impl UnixDoor {
     }
 
     /// Closes the door: removes the socket, closes all connections and waits, for a bounded time, for the calls that
-    /// are running. Clients stay attached to the engine. A second call does nothing.
+    /// are running. A second call does nothing.
     pub fn stop(&self) {
         let Threads { running, socket } = &mut *self.threads.lock();
         let Some(socket) = socket.take() else {
@@ -297,17 +298,17 @@ impl Shared {
         connection::send_refusal(stream, &error);
     }
 
-    /// Detaches clients when their processes end, until the door closes.
+    /// Reclaims what clients held when their processes end, until the door closes.
     fn watch(&self) {
         while let Some(ended) = self.clients.next_ended() {
-            for client in ended.clients {
-                self.connections.close_of(client);
+            for client in &ended.clients {
+                self.connections.close_of(client.id);
                 self.counters.died.increment();
-                let reclaimed = self.clients.detach(client, ended.pid);
+                let reclaimed = self.clients.died(client);
                 tracing::info!(
-                    %client,
+                    client = %client.id,
                     pid = ended.pid,
-                    pages = reclaimed.pages,
+                    grants = reclaimed.grants,
                     leases = reclaimed.leases,
                     pins = reclaimed.pins,
                     "a client's process has ended; what it held is reclaimed"
