@@ -96,14 +96,15 @@ pub fn run(options: &Options) -> Result<()> {
         std::fs::write(dir.join(name), text)
             .with_context(|| format!("write {}", dir.join(name).display()))?;
     }
-    // Names differ in length, so lines break at other places than in the template.
-    let manifest = dir.join("Cargo.toml");
-    workspace::run(
-        workspace::cargo()
-            .arg("fmt")
-            .arg("--manifest-path")
-            .arg(&manifest),
-    )?;
+    // Names differ in length and in their place in the alphabet, so the formatter has the last word.
+    let mut fmt = workspace::cargo();
+    fmt.arg("fmt")
+        .arg("--manifest-path")
+        .arg(dir.join("Cargo.toml"));
+    workspace::run(&mut fmt)?;
+    if options.path.is_none() {
+        workspace::run(workspace.cargo().args(["fmt", "--package", "ondol-bin"]))?;
+    }
     println!("wrote {} ({})", names.package, dir.display());
     match &options.path {
         None => println!(
