@@ -253,7 +253,7 @@ fn probe(workspace: &Workspace, subject: &Subject) -> Result<Vec<Row>> {
     std::fs::copy(workspace.root.join("Cargo.lock"), dir.join("Cargo.lock"))?;
     let build = Build {
         manifest: &dir.join("Cargo.toml"),
-        package: "contract-harness",
+        package: &format!("contract-harness-{}", subject.package),
         target: workspace.target(),
         features: None,
         release: false,
@@ -289,7 +289,7 @@ fn manifest(workspace: &Workspace, subject: &Subject) -> Result<String> {
         .version
         .to_string();
     let mut text = format!(
-        "[package]\nname = \"contract-harness\"\nversion = \"0.0.0\"\nedition = \"2024\"\npublish = false\n\n\
+        "[package]\nname = \"contract-harness-{package}\"\nversion = \"0.0.0\"\nedition = \"2024\"\npublish = false\n\n\
          [workspace]\n\n\
          [lints.rust]\nunused_crate_dependencies = \"deny\"\n\n\
          [dependencies]\n{package} = {{ path = {dir} }}\nondol-host = {{ path = {host} }}\nserde_json = \"{serde_json}\"\n"
@@ -354,9 +354,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn another_crate_of_ours_is_found() {
-        let subject = |names: &[(&str, bool)]| Subject {
+    fn subject(names: &[(&str, bool)]) -> Subject {
+        Subject {
             package: "acme".into(),
             library: "acme".into(),
             dir: PathBuf::new(),
@@ -365,7 +364,11 @@ mod tests {
                 .map(|(name, dev)| ((*name).to_owned(), *dev))
                 .collect(),
             contract: None,
-        };
+        }
+    }
+
+    #[test]
+    fn another_crate_of_ours_is_found() {
         let contract = ("ondol-plugin", false);
         assert!(
             dependencies(&subject(&[
@@ -384,5 +387,22 @@ mod tests {
         ] {
             assert_eq!(dependencies(&subject(&faulty)).len(), 1, "{faulty:?}");
         }
+    }
+
+    #[test]
+    fn a_contract_from_elsewhere_is_replaced_by_this_checkouts() {
+        let workspace = Workspace::load().unwrap();
+        let written = |contract: Origin| -> toml::Table {
+            let mut subject = subject(&[]);
+            subject.contract = Some(contract);
+            manifest(&workspace, &subject).unwrap().parse().unwrap()
+        };
+        let ours = workspace.root.join("crates/ondol-plugin");
+        let source = |text: &str| Origin::Source(text.to_owned());
+        let git = written(source("git+ssh://a.example/ondol?branch=main#0123"));
+        let patch = &git["patch"]["ssh://a.example/ondol"]["ondol-plugin"]["path"];
+        assert_eq!(patch.as_str(), ours.to_str());
+        assert!(written(source("registry+x"))["patch"]["crates-io"].is_table());
+        assert!(!written(Origin::Path(ours)).contains_key("patch"));
     }
 }
