@@ -313,8 +313,15 @@ fn a_request_that_was_on_its_way_is_reported_as_unknown() {
 #[test]
 fn a_late_answer_is_nobodys() {
     let server = Server::start();
-    let plane =
-        SocketPlane::connect(server.door.socket(), options(Duration::from_millis(50))).unwrap();
+    // A machine that is busy may not get the hello through in time.
+    let mut connected = None;
+    fake::wait("a hello in time", || {
+        let plane = SocketPlane::connect(server.door.socket(), options(Duration::from_millis(50)));
+        connected = plane.ok();
+        connected.is_some()
+    });
+    let plane = connected.unwrap();
+    let attached = server.engine.lock().attaches;
     server.engine.change(|state| state.stats_wait = true);
     let error = plane.stats().unwrap_err();
     assert!(
@@ -325,7 +332,7 @@ fn a_late_answer_is_nobodys() {
     server
         .engine
         .wait_until("the late answer", |state| state.waiting == 0);
-    // Long enough for a loaded machine: what is looked for is a wrong answer.
+    // Further time-outs are nothing to this test: what is looked for is a wrong answer.
     let keys = [Key::integer(1)];
     for _ in 0..20 {
         match plane.locate(&keys) {
@@ -335,7 +342,7 @@ fn a_late_answer_is_nobodys() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(server.engine.lock().attaches, 1);
+    assert_eq!(server.engine.lock().attaches, attached);
 }
 
 #[test]

@@ -74,3 +74,10 @@ fn every_message_has_its_golden_bytes() {
         .collect();
     assert_eq!(found, expected, "files and examples do not pair");
 }
+
+#[test]
+fn the_documents_example_is_the_vector() {
+    let document = fs::read_to_string(dir().join("../../protocol.md")).unwrap();
+    let golden = fs::read_to_string(dir().join("01-hello.request.hex")).unwrap();
+    assert!(document.contains(&golden));
+}

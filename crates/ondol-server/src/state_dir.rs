@@ -140,10 +140,10 @@ fn check_dir(path: &Path) -> Result<(), ServerError> {
         path: path.to_owned(),
         found: format!(
             "{} of user {} with mode {mode:04o}",
-            if found.is_dir() {
-                "a directory"
-            } else {
-                "no directory"
+            match found.file_type() {
+                kind if kind.is_dir() => "a directory",
+                kind if kind.is_symlink() => "a symbolic link",
+                _ => "a file",
             },
             found.uid()
         ),

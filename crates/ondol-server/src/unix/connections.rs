@@ -36,19 +36,18 @@ pub(super) struct Ticket {
 
 impl Connections {
     /// A place for the connection, if there is one.
-    pub(super) fn admit(&self, stream: &UnixStream, limit: usize) -> Option<Ticket> {
-        let stream = Arc::new(stream.try_clone().ok()?);
+    pub(super) fn admit(&self, stream: &Arc<UnixStream>, limit: usize) -> Option<Ticket> {
         let mut live = self.table.live.lock();
         if live.closed || live.streams.len() >= limit {
             return None;
         }
         let number = live.next;
         live.next += 1;
-        live.streams.insert(number, (Arc::clone(&stream), None));
+        live.streams.insert(number, (Arc::clone(stream), None));
         Some(Ticket {
             table: Arc::clone(&self.table),
             number,
-            stream,
+            stream: Arc::clone(stream),
         })
     }
 

@@ -250,6 +250,7 @@ impl Shared {
     }
 
     fn admit(self: &Arc<Self>, stream: UnixStream) {
+        let stream = Arc::new(stream);
         let config = &self.config;
         if let Err(error) = stream.set_write_timeout(Some(config.write_timeout)) {
             tracing::warn!(%error, "cannot prepare a connection");
