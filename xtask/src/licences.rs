@@ -1,7 +1,7 @@
 //! The licences and sources of everything we depend on, against `deny.toml`.
 //!
-//! cargo-deny does this and more, and is used where it is installed. Building it takes longer than all our tests,
-//! so the part that must never be skipped is here.
+//! cargo-deny does this and more, and `cargo xtask ci` runs it. Building it takes minutes and a look at the
+//! registry, so the part that no test run may skip is here.
 
 use std::collections::BTreeSet;
 

@@ -23,7 +23,7 @@ enum Command {
     NewPlugin(new_plugin::Options),
     /// Run everything the project checks about itself
     Test(suite::Options),
-    /// Run what a change must pass: `test`, and cargo-deny where it is installed
+    /// Run what `test` does, and cargo-deny, which is installed if it is missing
     Ci(suite::Options),
 }
 

@@ -8,6 +8,9 @@ use crate::contract;
 use crate::licences;
 use crate::workspace::{self, Workspace};
 
+/// The version whose format `deny.toml` is written in.
+const CARGO_DENY: &str = "0.20.2";
+
 /// How much to run.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Options {
@@ -75,19 +78,23 @@ pub fn test(options: Options) -> Result<()> {
     })
 }
 
-/// What [`test`] does, and all of `deny.toml` where cargo-deny is installed.
+/// What [`test`] does, and all of `deny.toml`; installs cargo-deny if it is missing.
 ///
 /// # Errors
 /// The first thing that fails.
 pub fn ci(options: Options) -> Result<()> {
     let workspace = Workspace::load()?;
-    if answers(workspace::cargo().args(["deny", "--version"])) {
+    say("dependencies");
+    if !answers(workspace::cargo().args(["deny", "--version"])) {
+        let version = ["--version", CARGO_DENY];
         workspace::run(
-            workspace
-                .cargo()
-                .args(["deny", "check", "bans", "licenses", "sources"]),
+            workspace::cargo()
+                .args(["install", "--locked", "cargo-deny"])
+                .args(version),
         )?;
     }
+    let checks = ["deny", "check", "bans", "licenses", "sources"];
+    workspace::run(workspace.cargo().args(checks))?;
     test(options)
 }
 
