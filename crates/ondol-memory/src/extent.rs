@@ -50,14 +50,30 @@ impl ExtentAllocator {
             .into_iter()
             .map(|arena| {
                 let alignment = arena.alignment.max(1);
-                let alignment = if arena.whole { alignment } else { alignment.max(REGION_ALIGNMENT) };
+                let alignment = if arena.whole {
+                    alignment
+                } else {
+                    alignment.max(REGION_ALIGNMENT)
+                };
                 let start = arena.usable.start.next_multiple_of(alignment);
                 let end = arena.usable.end - arena.usable.end % alignment;
-                Arena { usable: start..end.max(start), alignment, ..arena }
+                Arena {
+                    usable: start..end.max(start),
+                    alignment,
+                    ..arena
+                }
             })
             .collect();
-        let free = arenas.iter().zip(0..).filter(|(arena, _)| !arena.usable.is_empty());
-        let free = free.map(|(arena, id)| ((BackingId(id), arena.usable.start), arena.usable.end - arena.usable.start));
+        let free = arenas
+            .iter()
+            .zip(0..)
+            .filter(|(arena, _)| !arena.usable.is_empty());
+        let free = free.map(|(arena, id)| {
+            (
+                (BackingId(id), arena.usable.start),
+                arena.usable.end - arena.usable.start,
+            )
+        });
         let free = free.collect();
         Self { arenas, free }
     }
@@ -67,15 +83,27 @@ impl ExtentAllocator {
     pub fn find(&self, len: u64) -> Option<Extent> {
         self.free.iter().find_map(|(&(backing, offset), &run)| {
             let arena = self.arena(backing);
-            let wanted = if arena.whole { run } else { len.checked_next_multiple_of(arena.alignment)? };
-            (len <= run && wanted <= run).then_some(Extent { backing, offset, len: wanted })
+            let wanted = if arena.whole {
+                run
+            } else {
+                len.checked_next_multiple_of(arena.alignment)?
+            };
+            (len <= run && wanted <= run).then_some(Extent {
+                backing,
+                offset,
+                len: wanted,
+            })
         })
     }
 
     /// The largest extent that [`find`](Self::find) could give.
     pub fn find_largest(&self) -> Option<Extent> {
         let largest = self.free.iter().max_by_key(|&(_, &run)| run);
-        largest.map(|(&(backing, offset), &len)| Extent { backing, offset, len })
+        largest.map(|(&(backing, offset), &len)| Extent {
+            backing,
+            offset,
+            len,
+        })
     }
 
     /// Takes an extent out of the free runs.
@@ -84,7 +112,10 @@ impl ExtentAllocator {
     /// Gives the extent back if it is not wholly free.
     pub fn take(&mut self, extent: Extent) -> Result<(), Extent> {
         let end = extent.offset.checked_add(extent.len).ok_or(extent)?;
-        let before = self.free.range(..=(extent.backing, extent.offset)).next_back();
+        let before = self
+            .free
+            .range(..=(extent.backing, extent.offset))
+            .next_back();
         let (&(backing, start), &run) = before.ok_or(extent)?;
         if extent.len == 0 || backing != extent.backing || start + run < end {
             return Err(extent);
@@ -104,14 +135,23 @@ impl ExtentAllocator {
     /// # Errors
     /// [`NotAllocated`] if any byte of it is free already or was never there.
     pub fn free(&mut self, extent: Extent) -> Result<(), NotAllocated> {
-        let Extent { backing, offset, len } = extent;
+        let Extent {
+            backing,
+            offset,
+            len,
+        } = extent;
         let end = offset.checked_add(len).ok_or(NotAllocated(extent))?;
-        let usable = self.arenas.get(backing.0 as usize).map(|arena| &arena.usable);
+        let usable = self
+            .arenas
+            .get(backing.0 as usize)
+            .map(|arena| &arena.usable);
         if len == 0 || usable.is_none_or(|usable| offset < usable.start || usable.end < end) {
             return Err(NotAllocated(extent));
         }
         let mut merged = offset..end;
-        if let Some((&(_, start), &run)) = self.free.range((backing, 0)..(backing, offset)).next_back() {
+        if let Some((&(_, start), &run)) =
+            self.free.range((backing, 0)..(backing, offset)).next_back()
+        {
             if start + run > offset {
                 return Err(NotAllocated(extent));
             }
@@ -119,7 +159,11 @@ impl ExtentAllocator {
                 merged.start = start;
             }
         }
-        if let Some((&(_, start), &run)) = self.free.range((backing, offset)..=(backing, u64::MAX)).next() {
+        if let Some((&(_, start), &run)) = self
+            .free
+            .range((backing, offset)..=(backing, u64::MAX))
+            .next()
+        {
             if start < end {
                 return Err(NotAllocated(extent));
             }
@@ -128,18 +172,26 @@ impl ExtentAllocator {
                 self.free.remove(&(backing, start));
             }
         }
-        self.free.insert((backing, merged.start), merged.end - merged.start);
+        self.free
+            .insert((backing, merged.start), merged.end - merged.start);
         Ok(())
     }
 
     /// Free runs in the order of their place.
     pub fn free_extents(&self) -> impl Iterator<Item = Extent> {
-        self.free.iter().map(|(&(backing, offset), &len)| Extent { backing, offset, len })
+        self.free.iter().map(|(&(backing, offset), &len)| Extent {
+            backing,
+            offset,
+            len,
+        })
     }
 
     /// Bytes that may be given out, free or not.
     pub fn total_bytes(&self) -> u64 {
-        self.arenas.iter().map(|arena| arena.usable.end - arena.usable.start).sum()
+        self.arenas
+            .iter()
+            .map(|arena| arena.usable.end - arena.usable.start)
+            .sum()
     }
 
     /// Free bytes.
@@ -149,7 +201,11 @@ impl ExtentAllocator {
 
     /// The longest extent that could be given out if everything was free.
     pub fn largest_arena(&self) -> u64 {
-        self.arenas.iter().map(|arena| arena.usable.end - arena.usable.start).max().unwrap_or(0)
+        self.arenas
+            .iter()
+            .map(|arena| arena.usable.end - arena.usable.start)
+            .max()
+            .unwrap_or(0)
     }
 
     /// What the allocator knows of a backing.
@@ -169,7 +225,11 @@ mod tests {
     const UNIT: u64 = REGION_ALIGNMENT;
 
     fn arena(units: u64) -> Arena {
-        Arena { usable: 0..units * UNIT, alignment: 4096, whole: false }
+        Arena {
+            usable: 0..units * UNIT,
+            alignment: 4096,
+            whole: false,
+        }
     }
 
     fn take(allocator: &mut ExtentAllocator, len: u64) -> Option<Extent> {
@@ -184,8 +244,14 @@ mod tests {
             let mut allocator = ExtentAllocator::new([arena(3)]);
             let taken: Vec<_> = (0..3).map(|_| take(&mut allocator, 1).unwrap()).collect();
             assert_eq!(allocator.free_bytes(), 0);
-            order.into_iter().for_each(|index: usize| allocator.free(taken[index]).unwrap());
-            assert_eq!(allocator.find_largest().unwrap().len, 3 * UNIT, "order {order:?}");
+            order
+                .into_iter()
+                .for_each(|index: usize| allocator.free(taken[index]).unwrap());
+            assert_eq!(
+                allocator.find_largest().unwrap().len,
+                3 * UNIT,
+                "order {order:?}"
+            );
             assert_eq!(allocator.free_extents().count(), 1);
         }
     }
@@ -196,25 +262,56 @@ mod tests {
         let extent = take(&mut allocator, 2 * UNIT).unwrap();
         allocator.free(extent).unwrap();
         assert_eq!(allocator.free(extent), Err(NotAllocated(extent)));
-        for (offset, len) in [(3 * UNIT, 2 * UNIT), (0, 0), (u64::MAX, 2), (5 * UNIT, UNIT)] {
-            assert!(allocator.free(Extent { backing: BackingId(0), offset, len }).is_err());
+        for (offset, len) in [
+            (3 * UNIT, 2 * UNIT),
+            (0, 0),
+            (u64::MAX, 2),
+            (5 * UNIT, UNIT),
+        ] {
+            assert!(
+                allocator
+                    .free(Extent {
+                        backing: BackingId(0),
+                        offset,
+                        len
+                    })
+                    .is_err()
+            );
         }
-        assert!(allocator.free(Extent { backing: BackingId(7), ..extent }).is_err());
+        assert!(
+            allocator
+                .free(Extent {
+                    backing: BackingId(7),
+                    ..extent
+                })
+                .is_err()
+        );
         assert_eq!(allocator.free_bytes(), 4 * UNIT);
     }
 
     #[test]
     fn an_arena_that_cannot_be_cut_is_given_whole() {
-        let whole = Arena { usable: 0..5 * UNIT, alignment: 4096, whole: true };
+        let whole = Arena {
+            usable: 0..5 * UNIT,
+            alignment: 4096,
+            whole: true,
+        };
         let mut allocator = ExtentAllocator::new([whole.clone(), whole]);
         assert_eq!(take(&mut allocator, 1).unwrap().len, 5 * UNIT);
         assert_eq!(take(&mut allocator, 5 * UNIT + 1), None);
-        assert_eq!(take(&mut allocator, 5 * UNIT).unwrap().backing, BackingId(1));
+        assert_eq!(
+            take(&mut allocator, 5 * UNIT).unwrap().backing,
+            BackingId(1)
+        );
     }
 
     #[test]
     fn a_header_before_the_usable_bytes_is_left_alone() {
-        let device = Arena { usable: 4096..4 * UNIT, alignment: 4096, whole: false };
+        let device = Arena {
+            usable: 4096..4 * UNIT,
+            alignment: 4096,
+            whole: false,
+        };
         let mut allocator = ExtentAllocator::new([device]);
         assert_eq!(take(&mut allocator, 1).unwrap().offset, UNIT);
         assert_eq!(allocator.total_bytes(), 3 * UNIT);

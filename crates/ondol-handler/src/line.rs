@@ -1,0 +1,140 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ondol_plugin::{HandlerView, Key, RegionId};
+use ondol_protocol::{ClientInfo, ControlError, ControlPlane, Hit, Retrieve};
+use ondol_shm::{ForkGuard, LEASE_SLOTS, Lease, LeaseSlots};
+
+use crate::object::Object;
+use crate::regions::Regions;
+use crate::stock::Stock;
+use crate::{Expect, HandlerError};
+use std::os::fd::AsFd;
+
+/// One connection to an engine, with everything that is only good with it.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) plane: Arc<dyn ControlPlane>,
+    pub(crate) info: ClientInfo,
+    pub(crate) stock: Stock,
+    pub(crate) regions: Regions,
+    pub(crate) slots: Arc<LeaseSlots>,
+    pub(crate) home: ForkGuard,
+    /// Whether the handler has left this connection.
+    over: AtomicBool,
+}
+
+/// What a look-up found, before any of it is an object.
+pub(crate) struct Found {
+    pub(crate) hits: Vec<Option<(Hit, Lease)>>,
+    pub(crate) mismatches: u32,
+}
+
+impl Line {
+    pub(crate) fn open(
+        plane: Arc<dyn ControlPlane>,
+        stock_bytes: u64,
+    ) -> Result<Self, HandlerError> {
+        let info = plane.client();
+        let table = plane.lease_table()?;
+        let slots = LeaseSlots::open(table.as_fd())?;
+        Ok(Self {
+            plane,
+            info,
+            stock: Stock::new(stock_bytes),
+            regions: Regions::default(),
+            slots,
+            home: ForkGuard::new(),
+            over: AtomicBool::new(false),
+        })
+    }
+
+    /// Finds and leases objects. A lease that comes with a hit is booked at the engine; all others end here.
+    pub(crate) fn find(
+        &self,
+        keys: &[Key],
+        group: u32,
+        prefix: bool,
+        expect: Expect,
+    ) -> Result<Found, HandlerError> {
+        let mut leases: Vec<Option<Lease>> = Vec::with_capacity(keys.len());
+        for _ in keys {
+            let lease = self
+                .slots
+                .propose()
+                .ok_or_else(|| HandlerError::TooManyLeases {
+                    held: (self.slots.in_use() - leases.len()) as u64,
+                    asked: keys.len() as u64,
+                    limit: LEASE_SLOTS.into(),
+                })?;
+            leases.push(Some(lease));
+        }
+        let request = Retrieve {
+            keys: keys.to_vec(),
+            leases: leases.iter().flatten().map(Lease::reference).collect(),
+            group,
+            prefix,
+            expect: expect.layout,
+        };
+        let answer = self.plane.retrieve(&request)?;
+        if answer.hits.len() != keys.len() {
+            let found = answer.hits.len();
+            return Err(
+                ControlError::Protocol(format!("{found} answers to {} keys", keys.len())).into(),
+            );
+        }
+        let hits = answer
+            .hits
+            .into_iter()
+            .zip(&mut leases)
+            .map(|(hit, lease)| hit.zip(lease.take()))
+            .collect();
+        Ok(Found {
+            hits,
+            mismatches: answer.mismatches,
+        })
+    }
+
+    /// The object of a hit; maps its region if need be.
+    pub(crate) fn object(&self, hit: Hit, lease: Lease) -> Result<Object, HandlerError> {
+        let region = self.regions.get(&*self.plane, hit.location.page.region)?;
+        let bytes = region.read(&*self.plane)?.view(hit.location, lease)?;
+        Ok(Object::new(bytes, hit.meta))
+    }
+
+    /// The object of a hit if its region is mapped already.
+    pub(crate) fn mapped_object(&self, hit: Hit, lease: Lease) -> Option<Object> {
+        let region = self.regions.known(hit.location.page.region)?;
+        let bytes = region.mapped()?.view(hit.location, lease).ok()?;
+        Some(Object::new(bytes, hit.meta))
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Leaves the engine: what is in stock goes back, pins end. Objects and pages that are still held keep what
+    /// they need of this line alive.
+    pub(crate) fn leave(&self) {
+        self.over.store(true, Ordering::Release);
+        self.stock.give_back(&*self.plane);
+        if let Err(error) = self.plane.leave() {
+            tracing::debug!(%error, "the engine was left without a word");
+        }
+    }
+}
+
+impl HandlerView for Line {
+    fn is_region_mapped(&self, region: RegionId) -> bool {
+        !self.is_over()
+            && self
+                .regions
+                .known(region)
+                .is_some_and(|region| region.is_mapped())
+    }
+
+    fn get_region_dax_path(&self, region: RegionId) -> Option<PathBuf> {
+        self.regions.known(region)?.info.path.clone()
+    }
+}

@@ -1,0 +1,179 @@
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use ondol_plugin::RegionSpan;
+use ondol_protocol::{Grant, ObjectMeta};
+use ondol_shm::{LeasedBytes, Location, PageBytes};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::line::Line;
+
+/// A retrieved object: its bytes in shared memory, for as long as any clone lives.
+///
+/// Dropping the last clone ends the lease with one store to memory, whatever has become of handler and server.
+#[derive(Clone)]
+pub struct Object(Arc<Inner>);
+
+struct Inner {
+    bytes: LeasedBytes,
+    meta: ObjectMeta,
+}
+
+/// The bytes of an object are not those that its checksum was made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the object's bytes have checksum {found:016x}; expected {expected:016x}")]
+pub struct ChecksumMismatch {
+    /// The checksum with which the object was stored.
+    pub expected: u64,
+    /// The checksum of the bytes that are there.
+    pub found: u64,
+}
+
+impl Object {
+    pub(crate) fn new(bytes: LeasedBytes, meta: ObjectMeta) -> Self {
+        Self(Arc::new(Inner { bytes, meta }))
+    }
+
+    /// What is known about the object.
+    pub fn meta(&self) -> ObjectMeta {
+        self.0.meta
+    }
+
+    /// The region that holds the object.
+    pub fn region(&self) -> RegionSpan {
+        self.0.bytes.region()
+    }
+
+    /// First byte of the object within its region.
+    pub fn offset_in_region(&self) -> u64 {
+        self.0.bytes.offset_in_region()
+    }
+
+    /// Compares the bytes with the checksum, if there is one.
+    ///
+    /// # Errors
+    /// [`ChecksumMismatch`].
+    pub fn verify(&self) -> Result<(), ChecksumMismatch> {
+        match self.0.meta.checksum {
+            Some(expected) => {
+                let found = xxh3_64(self);
+                if found == expected {
+                    Ok(())
+                } else {
+                    Err(ChecksumMismatch { expected, found })
+                }
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Deref for Object {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
+impl AsRef<[u8]> for Object {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Object")
+            .field("bytes", &self.0.bytes)
+            .field("meta", &self.0.meta)
+            .finish()
+    }
+}
+
+/// A page of shared memory to write an object into; nobody else sees it until it is stored.
+///
+/// Dropped without being stored, the page goes back to the handler's stock.
+pub struct PageMut {
+    // Taken only by `into_commit` and `drop`, after which nothing reads it.
+    bytes: Option<PageBytes>,
+    grant: Grant,
+    stride: u64,
+    line: Arc<Line>,
+}
+
+impl PageMut {
+    pub(crate) fn new(line: Arc<Line>, bytes: PageBytes, grant: Grant, stride: u64) -> Self {
+        Self {
+            bytes: Some(bytes),
+            grant,
+            stride,
+            line,
+        }
+    }
+
+    pub(crate) fn line(&self) -> &Arc<Line> {
+        &self.line
+    }
+
+    pub(crate) fn stride(&self) -> u64 {
+        self.stride
+    }
+
+    /// Ends the writing: where the object lies, and the page's grant, which is the caller's to settle.
+    pub(crate) fn into_commit(mut self) -> (Location, Grant) {
+        let len = self.len() as u64;
+        self.bytes = None;
+        (
+            Location {
+                page: self.grant.page,
+                generation: self.grant.generation,
+                len,
+            },
+            self.grant,
+        )
+    }
+
+    /// Copies `source` into the page.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn write_from(&mut self, source: &[u8]) {
+        self.copy_from_slice(source);
+    }
+}
+
+impl Deref for PageMut {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.bytes.as_deref().unwrap_or_default()
+    }
+}
+
+impl DerefMut for PageMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.bytes.as_deref_mut().unwrap_or_default()
+    }
+}
+
+impl Drop for PageMut {
+    fn drop(&mut self) {
+        if self.bytes.take().is_none() || !self.line.home.is_home() {
+            return;
+        }
+        self.line.stock.put(self.stride, self.grant);
+        if self.line.is_over() {
+            // The handler has left; nobody takes from the stock of this line again.
+            self.line.stock.give_back(&*self.line.plane);
+        }
+    }
+}
+
+impl fmt::Debug for PageMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageMut")
+            .field("grant", &self.grant)
+            .field("stride", &self.stride)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,175 @@
+//! Pages that were granted to this client and are not in use, by page size.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ondol_protocol::{ControlError, ControlPlane, Grant, GrantRequest};
+use parking_lot::Mutex;
+
+const LARGEST_BATCH: u32 = 64;
+
+#[derive(Debug, Default)]
+struct Shelves {
+    pages: HashMap<u64, Vec<Grant>>,
+    /// How many pages of a size to ask for next.
+    next_batch: HashMap<u64, u32>,
+    /// Requests whose answer was lost; asked again, they bring the same pages.
+    unanswered: Vec<GrantRequest>,
+    /// Pages whose commit was not answered; the engine knows whether they are still granted.
+    unsettled: Vec<Grant>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Stock {
+    shelves: Mutex<Shelves>,
+    next_request: AtomicU64,
+    batch_bytes: u64,
+}
+
+impl Stock {
+    pub(crate) fn new(batch_bytes: u64) -> Self {
+        Self {
+            shelves: Mutex::default(),
+            next_request: AtomicU64::new(1),
+            batch_bytes,
+        }
+    }
+
+    /// A page of `stride` bytes from stock, or from a new batch. The engine is asked without a lock held.
+    pub(crate) fn take(
+        &self,
+        plane: &dyn ControlPlane,
+        stride: u64,
+    ) -> Result<Grant, ControlError> {
+        if let Some(grant) = self.pop(stride) {
+            return Ok(grant);
+        }
+        self.settle(plane);
+        if let Some(grant) = self.pop(stride) {
+            return Ok(grant);
+        }
+        match self.fetch(plane, stride) {
+            Err(ControlError::PoolFull(_) | ControlError::ShareExceeded { .. })
+                if self.give_back(plane) > 0 =>
+            {
+                // What lay idle here, in other page sizes too, may be all that was missing.
+                self.fetch(plane, stride)
+            }
+            result => result,
+        }
+    }
+
+    /// Puts a page back that is still granted.
+    pub(crate) fn put(&self, stride: u64, grant: Grant) {
+        self.shelves
+            .lock()
+            .pages
+            .entry(stride)
+            .or_default()
+            .push(grant);
+    }
+
+    /// Notes a page whose commit was not answered.
+    pub(crate) fn leave_unsettled(&self, grant: Grant) {
+        self.shelves.lock().unsettled.push(grant);
+    }
+
+    /// Returns every page in stock to the engine; how many were returned.
+    pub(crate) fn give_back(&self, plane: &dyn ControlPlane) -> usize {
+        self.settle(plane);
+        let pages: Vec<Grant> = self
+            .shelves
+            .lock()
+            .pages
+            .drain()
+            .flat_map(|(_, pages)| pages)
+            .collect();
+        if pages.is_empty() {
+            return 0;
+        }
+        match plane.return_pages(&pages) {
+            Ok(_) => pages.len(),
+            Err(error) => {
+                tracing::debug!(%error, pages = pages.len(), "pages could not be returned now");
+                self.shelves.lock().unsettled.extend(pages);
+                0
+            }
+        }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.shelves
+            .lock()
+            .pages
+            .values()
+            .map(|pages| pages.len() as u64)
+            .sum()
+    }
+
+    fn pop(&self, stride: u64) -> Option<Grant> {
+        self.shelves.lock().pages.get_mut(&stride)?.pop()
+    }
+
+    fn fetch(&self, plane: &dyn ControlPlane, stride: u64) -> Result<Grant, ControlError> {
+        let most = (self.batch_bytes / stride.max(1)).clamp(1, LARGEST_BATCH.into()) as u32;
+        let count = {
+            let mut shelves = self.shelves.lock();
+            let next = shelves.next_batch.entry(stride).or_insert(1);
+            let count = (*next).min(most);
+            *next = (count * 2).min(most);
+            count
+        };
+        let request = GrantRequest {
+            request: self.next_request.fetch_add(1, Ordering::Relaxed),
+            stride,
+            count,
+        };
+        let mut grants = plane.grant(request).inspect_err(|error| {
+            if error.is_outcome_unknown() {
+                self.shelves.lock().unanswered.push(request);
+            }
+        })?;
+        let first = grants
+            .pop()
+            .ok_or_else(|| ControlError::Protocol("a grant without a page".to_owned()))?;
+        if !grants.is_empty() {
+            self.shelves
+                .lock()
+                .pages
+                .entry(stride)
+                .or_default()
+                .append(&mut grants);
+        }
+        Ok(first)
+    }
+
+    /// Asks again for what was not answered, and returns what may or may not have been committed.
+    fn settle(&self, plane: &dyn ControlPlane) {
+        let (requests, grants) = {
+            let mut shelves = self.shelves.lock();
+            (
+                std::mem::take(&mut shelves.unanswered),
+                std::mem::take(&mut shelves.unsettled),
+            )
+        };
+        for request in requests {
+            match plane.grant(request) {
+                Ok(pages) => self
+                    .shelves
+                    .lock()
+                    .pages
+                    .entry(request.stride)
+                    .or_default()
+                    .extend(pages),
+                Err(error) if error.is_outcome_unknown() => {
+                    self.shelves.lock().unanswered.push(request)
+                }
+                // It had not been carried out before and is not now.
+                Err(error) => tracing::debug!(%error, "a repeated request for pages was refused"),
+            }
+        }
+        if !grants.is_empty() && plane.return_pages(&grants).is_err() {
+            self.shelves.lock().unsettled.extend(grants);
+        }
+    }
+}
