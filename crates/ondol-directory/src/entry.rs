@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ondol_catalog::EntryId;
 use ondol_plugin::Key;
 use ondol_protocol::Hit;
-use ondol_shm::{ClientId, Location, ObjectMeta};
+use ondol_shm::{ClientId, HoldCount, Location, ObjectMeta};
 
 /// One visible object, or one that was removed while readers held it.
 ///
@@ -17,7 +17,7 @@ pub(crate) struct Entry {
     pub(crate) meta: ObjectMeta,
     pub(crate) stride: u64,
     pub(crate) owner: ClientId,
-    leases: AtomicU32,
+    leases: HoldCount,
     pins: AtomicU32,
     last_use: AtomicU64,
 }
@@ -39,7 +39,7 @@ impl Entry {
             meta,
             stride,
             owner,
-            leases: AtomicU32::new(0),
+            leases: HoldCount::new(),
             pins: AtomicU32::new(0),
             last_use: AtomicU64::new(now),
         }
@@ -53,13 +53,12 @@ impl Entry {
     }
 
     pub(crate) fn lease(&self) {
-        self.leases.fetch_add(1, Ordering::Relaxed);
+        self.leases.add();
     }
 
-    /// Ends one lease. Acquire and release make the reader's last access happen before a reuse of the page that
-    /// sees the count at zero.
+    /// Ends one lease.
     pub(crate) fn release(&self) {
-        self.leases.fetch_sub(1, Ordering::AcqRel);
+        self.leases.end();
     }
 
     pub(crate) fn pin(&self) {
@@ -71,7 +70,7 @@ impl Entry {
     }
 
     pub(crate) fn leases(&self) -> u32 {
-        self.leases.load(Ordering::Acquire)
+        self.leases.get()
     }
 
     pub(crate) fn pins(&self) -> u32 {

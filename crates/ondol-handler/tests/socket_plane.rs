@@ -141,8 +141,10 @@ fn every_call_goes_through_the_door() {
     assert_eq!(plane.leave(), Ok(()));
     assert_eq!(plane.ping(), Ok(()));
     assert_eq!(plane.return_pages(&grants[..1]), Ok(vec![Ok(())]));
-    let (reason, sent) = disconnected(plane.ping());
-    assert!(!sent && reason.contains("does not know"), "{reason}");
+    // The door may be about to close the connection that the next call takes.
+    fake::wait("the end of the client", || {
+        disconnected(plane.ping()).0.contains("does not know")
+    });
 }
 
 #[test]
@@ -429,7 +431,9 @@ fn a_killed_client_of_the_real_engine_leaves_nothing_behind() {
     assert_eq!(held(pid), Some(3));
     child.kill();
     fake::wait("the end of the client", || held(pid).is_none());
-    assert_eq!(plane.stats().unwrap().classes[0].granted, 0);
+    fake::wait("the return of its pages", || {
+        plane.stats().unwrap().classes[0].granted == 0
+    });
 }
 
 /// A server that answers one connection after another as `serve` says.

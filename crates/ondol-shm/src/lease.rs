@@ -10,7 +10,8 @@
 //! The reader's loads of the page happen before the release fence, the owner's reuse after the acquire fence:
 //! without either fence a page could be overwritten while it is read, which the models below show.
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::fences::Fences;
+use crate::sync::{AtomicU64, Ordering};
 
 /// One lease: a slot of the client's table and the number that ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,19 +21,6 @@ pub struct LeaseRef {
     /// The number that ends the lease.
     pub sequence: u64,
 }
-
-/// The two fences of the protocol; a model replaces one to show that it is needed.
-pub(crate) trait Fences {
-    fn release() {
-        fence(Ordering::Release);
-    }
-    fn acquire() {
-        fence(Ordering::Acquire);
-    }
-}
-
-pub(crate) struct Real;
-impl Fences for Real {}
 
 /// Ends a lease: the last step of its reader.
 pub(crate) fn end<F: Fences>(word: &AtomicU64, sequence: u64) {
@@ -50,18 +38,10 @@ pub(crate) fn has_ended<F: Fences>(word: &AtomicU64, sequence: u64) -> bool {
 #[cfg(all(test, loom))]
 mod loom_models {
     use super::*;
+    use crate::fences::Real;
+    use crate::fences::mutants::{NoAcquire, NoRelease};
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
-
-    struct NoRelease;
-    impl Fences for NoRelease {
-        fn release() {}
-    }
-
-    struct NoAcquire;
-    impl Fences for NoAcquire {
-        fn acquire() {}
-    }
 
     /// A reader reads a leased page and ends the lease; the owner overwrites the page once the lease has ended.
     fn reader_and_owner<F: Fences + 'static>() {

@@ -15,7 +15,8 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, memfd_create,
 };
 
-use crate::lease::{self, LeaseRef, Real};
+use crate::fences::Real;
+use crate::lease::{self, LeaseRef};
 use crate::sync::AtomicU64;
 use crate::{ForkGuard, ReadMapping, WriteMapping};
 

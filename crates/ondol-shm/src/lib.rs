@@ -4,8 +4,11 @@
 //! Most of the project's `unsafe` lives here, in small modules that state their invariant. No registry is
 //! linked in, so that a model checker can run the crate: `RUSTFLAGS="--cfg loom" cargo test -p ondol-shm --lib`.
 
+mod claims;
+mod fences;
 mod fork;
 mod handle;
+mod holds;
 mod ids;
 mod lease;
 mod object;
@@ -26,6 +29,7 @@ mod region;
 pub use fds::{MAX_FDS, recv_with_fds, send_with_fds};
 pub use fork::ForkGuard;
 pub use handle::{HandleSecret, RegionHandle, TOKEN_BYTES};
+pub use holds::HoldCount;
 pub use ids::{BackingId, ClientId, Generation, Grant, Location, PageId, StaleReason};
 pub use lease::LeaseRef;
 #[cfg(not(loom))]

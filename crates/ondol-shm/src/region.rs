@@ -3,10 +3,10 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use ondol_plugin::RegionSpan;
 
+use crate::claims::Claims;
 use crate::{Lease, Location, PageId, ReadMapping, WriteMapping};
 
 /// Why bytes of a region cannot be had.
@@ -178,7 +178,7 @@ impl fmt::Debug for LeasedBytes {
 pub struct WriteRegion {
     mapping: Arc<WriteMapping>,
     geometry: Geometry,
-    claims: Box<[AtomicU64]>,
+    claims: Claims,
 }
 
 impl WriteRegion {
@@ -192,9 +192,7 @@ impl WriteRegion {
         stride: u64,
     ) -> Result<Self, RegionError> {
         let geometry = Geometry::new(span, stride, mapping.len())?;
-        let claims = (0..geometry.pages().div_ceil(64))
-            .map(|_| AtomicU64::new(0))
-            .collect();
+        let claims = Claims::new(geometry.pages());
         Ok(Self {
             mapping,
             geometry,
@@ -209,8 +207,7 @@ impl WriteRegion {
     /// page in use.
     pub fn claim(self: &Arc<Self>, page: PageId, len: u64) -> Result<PageBytes, RegionError> {
         let (start, len) = self.geometry.range(page, len)?;
-        let (word, bit) = self.claim_bit(page);
-        if word.fetch_or(bit, Ordering::Acquire) & bit != 0 {
+        if !self.claims.take(page.index) {
             return Err(RegionError::AlreadyClaimed { page });
         }
         Ok(PageBytes {
@@ -219,13 +216,6 @@ impl WriteRegion {
             start,
             len,
         })
-    }
-
-    fn claim_bit(&self, page: PageId) -> (&AtomicU64, u64) {
-        (
-            &self.claims[page.index as usize / 64],
-            1 << (page.index % 64),
-        )
     }
 }
 
@@ -261,8 +251,7 @@ impl DerefMut for PageBytes {
 
 impl Drop for PageBytes {
     fn drop(&mut self) {
-        let (word, bit) = self.region.claim_bit(self.page);
-        word.fetch_and(!bit, Ordering::Release);
+        self.region.claims.give(self.page.index);
     }
 }
 

@@ -88,12 +88,19 @@ impl Connection {
             self.out = Vec::new();
         }
         if let Err(error) = sent {
-            // A server that turns a connection away says why before it closes.
-            let refusal = (sequence == 0)
-                .then(|| self.receive(path, request, sequence).ok())
-                .flatten();
             // A request that did not go out whole is never carried out.
-            return refusal.map_or_else(|| Err(self.broken(path, &error, false)), Ok);
+            let broken = self.broken(path, &error, false);
+            if sequence > 0 {
+                return Err(broken);
+            }
+            // A server that turns a connection away says why before it closes.
+            return match self.receive(path, request, sequence) {
+                Err(Broken {
+                    error: ControlError::Disconnected { .. } | ControlError::TimedOut { .. },
+                    ..
+                }) => Err(broken),
+                said => said,
+            };
         }
         self.receive(path, request, sequence)
     }

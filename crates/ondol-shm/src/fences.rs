@@ -1,0 +1,30 @@
+//! The fences of this crate's lock-free protocols, so that a model can leave one out and show that it is needed.
+
+use crate::sync::{Ordering, fence};
+
+pub(crate) trait Fences {
+    fn release() {
+        fence(Ordering::Release);
+    }
+    fn acquire() {
+        fence(Ordering::Acquire);
+    }
+}
+
+pub(crate) struct Real;
+impl Fences for Real {}
+
+#[cfg(all(test, loom))]
+pub(crate) mod mutants {
+    use super::Fences;
+
+    pub(crate) struct NoRelease;
+    impl Fences for NoRelease {
+        fn release() {}
+    }
+
+    pub(crate) struct NoAcquire;
+    impl Fences for NoAcquire {
+        fn acquire() {}
+    }
+}
