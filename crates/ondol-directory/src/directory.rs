@@ -425,20 +425,25 @@ impl Directory {
                 }
                 continue;
             }
+            let mut refused = None;
             for (index, entry) in (start..).zip(found.drain(..)) {
-                let hit = entry.hit();
-                let now = first + index as u64;
+                let (hit, now) = (entry.hit(), first + index as u64);
                 entry.touch(now);
                 let read = (now, entry.stride, entry.id);
                 let _ = self.shards.shard(&entry.key).reads.force_push(read);
-                ledger
+                let booked = ledger
                     .leases
-                    .grant(leases[index], entry, |ended| ended.release())
-                    .map_err(|entry| {
-                        entry.release();
-                        DirectoryError::BadLease(leases[index])
-                    })?;
-                answer.hits[index] = Some(hit);
+                    .grant(leases[index], entry, |ended| ended.release());
+                if let Err(entry) = booked {
+                    entry.release();
+                    refused = Some(leases[index]);
+                } else {
+                    answer.hits[index] = Some(hit);
+                }
+            }
+            // The client ends the leases that were booked when it learns that the request failed.
+            if let Some(lease) = refused {
+                return Err(DirectoryError::BadLease(lease));
             }
         }
         let hits = answer.hits.iter().flatten().count() as u64;
