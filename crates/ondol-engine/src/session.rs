@@ -2,14 +2,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ondol_directory::DirectoryError;
-use ondol_memory::MIN_PAGE_BYTES;
-use ondol_plugin::Key;
+use ondol_memory::{MIN_PAGE_BYTES, Region};
+use ondol_plugin::{Key, RegionId, RegionSpan};
 use ondol_protocol::{
     Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
     EngineStats, Grant, GrantRequest, Hit, Listing, PinOutcome, RegionInfo, Retrieve, Retrieved,
     StaleReason,
 };
-use ondol_shm::RegionHandle;
+use ondol_shm::{BackingId, RegionHandle};
 
 use crate::Engine;
 
@@ -72,24 +72,26 @@ impl ControlPlane for Session {
     }
 
     fn regions(&self) -> Result<Vec<RegionInfo>, ControlError> {
+        let places: Vec<_> = self.engine.directory().with_pool(|pool| {
+            let place = |(id, region): (RegionId, &Region)| {
+                (region.span(id), region.stride(), region.extent().backing)
+            };
+            pool.regions().map(place).collect()
+        });
+        // Signed without the pool's lock.
         let backings: Vec<_> = self.engine.backings().collect();
-        let describe = |id, region: &ondol_memory::Region| {
-            let backing = region.extent().backing;
+        let describe = |(span, stride, backing): (RegionSpan, u64, BackingId)| {
             let file = backings[backing.0 as usize];
+            let handle = self.engine.secret().sign(span);
             RegionInfo {
-                handle: self.engine.secret().sign(region.span(id)),
-                stride: region.stride(),
+                handle,
+                stride,
                 backing,
                 backing_len: file.len(),
                 path: file.path().map(ToOwned::to_owned),
             }
         };
-        let regions = self.engine.directory().with_pool(|pool| {
-            pool.regions()
-                .map(|(id, region)| describe(id, region))
-                .collect()
-        });
-        Ok(regions)
+        Ok(places.into_iter().map(describe).collect())
     }
 
     fn open_backing(&self, handle: &RegionHandle, access: Access) -> Result<OwnedFd, ControlError> {
