@@ -36,7 +36,7 @@ counters! {
     bad_frames BAD_FRAMES "ondol_door_bad_frames_total"
         "Frames that were not a message of the protocol.";
     requests REQUESTS "ondol_door_requests_total"
-        "Requests that were answered.";
+        "Requests that were carried out or refused.";
     left LEFT "ondol_door_clients_left_total"
         "Clients that left of their own accord.";
     died DIED "ondol_door_clients_died_total"

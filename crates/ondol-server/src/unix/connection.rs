@@ -53,6 +53,7 @@ pub(super) fn send_refusal(stream: &UnixStream, error: &ControlError) {
 }
 
 pub(super) fn serve(shared: &Arc<Shared>, ticket: Ticket) {
+    shared.counters.accepted.increment();
     let mut connection = Connection {
         shared,
         stream: ticket.stream(),
@@ -163,9 +164,9 @@ impl Connection<'_> {
             Err(error) => (Err(error), None),
         };
         let fds = file.as_ref().map(AsFd::as_fd);
-        self.send(&header, answer.as_ref(), fds.as_slice())?;
+        // Counted first, so that a client which has its answer is in the count.
         self.shared.counters.requests.increment();
-        Ok(())
+        self.send(&header, answer.as_ref(), fds.as_slice())
     }
 
     fn send(

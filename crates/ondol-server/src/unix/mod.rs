@@ -282,13 +282,10 @@ impl Shared {
         let spawned = start("ondol-client", move || {
             connection::serve(&shared, ticket);
         });
-        match spawned {
-            Ok(_) => self.counters.accepted.increment(),
-            Err(error) => {
-                tracing::warn!(pid, %error, "cannot start a thread for a connection");
-                let text = format!("the server cannot start a thread: {error}");
-                self.refuse(&stream, ControlError::Failed(text));
-            }
+        if let Err(error) = spawned {
+            tracing::warn!(pid, %error, "cannot start a thread for a connection");
+            let text = format!("the server cannot start a thread: {error}");
+            self.refuse(&stream, ControlError::Failed(text));
         }
     }
 
