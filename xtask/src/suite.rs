@@ -78,7 +78,7 @@ pub fn test(options: Options) -> Result<()> {
     })
 }
 
-/// What [`test`] does, and all of `deny.toml`; installs cargo-deny if it is missing.
+/// What [`test`](test()) does, and all of `deny.toml`; installs cargo-deny if it is missing.
 ///
 /// # Errors
 /// The first thing that fails.
