@@ -1,1 +1,74 @@
-//! Not yet.
+//! The commands of the executable `ondol`, for any binary that links its own set of plugins.
+//!
+//! Such a binary names its plugin crates, so that they are linked, and says which packages it expects to find:
+//!
+//! ```no_run
+//! // use handler_acme as _;
+//! fn main() -> std::process::ExitCode {
+//!     ondol_cli::main(&[/* "handler-acme" */])
+//! }
+//! ```
+//!
+//! | exit code | meaning |
+//! |---|---|
+//! | 0 | done; also when `put` finds its key there already |
+//! | 1 | refused or failed, as the message says; also when `get` or `rm` finds no such object |
+//! | 2 | the command line is wrong |
+//! | 78 | the linked plugins are not the expected ones; nothing was done |
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod contract;
+mod log;
+mod output;
+mod plugins;
+mod replay;
+mod serve;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use ondol_host::Registry;
+
+/// `EX_CONFIG` of sysexits.h: the program was put together wrongly.
+const WRONG_PLUGINS: u8 = 78;
+
+/// Runs the command that the process was started with. `expected` names the packages whose plugins the binary was
+/// built to hold; if others are registered, both lists are printed and nothing else is done.
+pub fn main(expected: &[&str]) -> ExitCode {
+    if let Err(mismatch) = Registry::global().verify_expected(expected) {
+        complain(&mismatch.to_string());
+        return ExitCode::from(WRONG_PLUGINS);
+    }
+    let result = match cli::Cli::try_parse() {
+        Ok(cli) => cli.run(expected),
+        Err(error) => {
+            // Help for a reader that has gone is no failure; there is nobody left to tell.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
+        }
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn complain(message: &str) {
+    // Not `eprintln!`, which panics when the reader of standard error has gone.
+    let _ = writeln!(io::stderr(), "error: {message}");
+}
+
+/// Whether whoever read the output has seen enough.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,44 @@
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::log::LogArgs;
+use crate::{contract, plugins, replay, serve};
+
+/// Keeps the KV caches of LLM inference warm, in shared memory.
+#[derive(Debug, Parser)]
+#[command(name = "ondol", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(Box<serve::Args>),
+    Plugins(plugins::Args),
+    Replay(replay::Args),
+    #[command(hide = true)]
+    Contract(contract::Args),
+}
+
+impl Cli {
+    pub(crate) fn run(self, expected: &[&str]) -> anyhow::Result<ExitCode> {
+        let Self { log, command } = self;
+        match command {
+            // Its configuration file may speak of the log as well.
+            Command::Serve(args) => return serve::run(&args, &log),
+            // The command prints itself what loading would log.
+            Command::Plugins(_) => log.start("off")?,
+            _ => log.start("warn")?,
+        }
+        match command {
+            Command::Serve(_) => unreachable!("returned above"),
+            Command::Plugins(args) => plugins::run(&args, expected),
+            Command::Replay(args) => replay::run(&args),
+            Command::Contract(args) => contract::run(&args),
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! `ondol contract`: the tables of this binary, for the contract check. A table is the sum of the rows that are
+//! linked in, so only the binary can tell.
+
+use std::process::ExitCode;
+
+use ondol_catalog::{FrozenLayout, layouts, metrics, policies};
+use serde_json::{Value, json};
+
+use crate::output::print_json;
+
+/// Print the tables that are linked into this program
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print one JSON object, which is the only form there is
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(_: &Args) -> anyhow::Result<ExitCode> {
+    let metrics = metrics().into_iter().map(|metric| {
+        let kind = format!("{:?}", metric.kind).to_lowercase();
+        json!({ "name": metric.name, "kind": kind, "help": metric.help })
+    });
+    let policies = policies()
+        .into_iter()
+        .map(|policy| json!({ "name": policy.name, "summary": policy.summary }));
+    print_json(&json!({
+        "layouts": layouts().into_iter().map(layout).collect::<Vec<_>>(),
+        "metrics": metrics.collect::<Vec<_>>(),
+        "policies": policies.collect::<Vec<_>>(),
+    }))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn layout(layout: &FrozenLayout) -> Value {
+    let fields = layout
+        .fields
+        .iter()
+        .map(|field| json!({ "name": field.name, "offset": field.offset, "size": field.size }));
+    json!({
+        "name": layout.name,
+        "revision": layout.revision,
+        "size": layout.size,
+        "align": layout.align,
+        "fields": fields.collect::<Vec<_>>(),
+    })
+}

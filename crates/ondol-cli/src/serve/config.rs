@@ -1,0 +1,257 @@
+//! What `ondol serve` was asked to do.
+
+use std::num::{IntErrorKind, NonZeroUsize};
+use std::path::PathBuf;
+
+use anyhow::{Context, bail, ensure};
+use ondol_memory::{DeviceUri, REGION_ALIGNMENT, format_size, parse_size};
+use ondol_server::StateDir;
+
+use super::Layers;
+use crate::log::LogArgs;
+
+/// Serve a pool of memory to the processes of this host
+///
+/// Everything has a default. Each setting can stand in the configuration file (TOML; its key is the flag with
+/// underscores), in the environment (`ONDOL_` and the key in capitals; several values separated by commas) and on the
+/// command line; the later one of these is heard.
+///
+/// The server stops on SIGTERM and SIGINT. The files of its pool stay where they are; the next server over the same
+/// devices replaces them.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Configuration file [env: ONDOL_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Memory to use, once for each device [default: shm:ondol, 1GiB of /dev/shm or half of what is free there]
+    ///
+    /// A size such as 2GiB (a file of that size in /dev/shm), or a device such as shm:NAME?size=2GiB,
+    /// memfd:?size=2GiB, hugetlb:/PATH?size=2GiB, dir:/PATH?size=2GiB or dax:/dev/dax0.0.
+    #[arg(long, value_name = "SIZE|DEVICE")]
+    pool: Vec<String>,
+    /// Which objects leave a full pool first [default: lru]
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// Bytes that a page size takes from the pool at once, a multiple of 2MiB [default: a 64th of the pool]
+    #[arg(long, value_name = "SIZE")]
+    region_size: Option<String>,
+    /// Bytes of unwritten pages that one client may hold [default: a quarter of the pool]
+    #[arg(long, value_name = "SIZE")]
+    share_limit: Option<String>,
+    /// Directory of the lock, the secret and the socket; one server owns it
+    ///
+    /// By default $XDG_RUNTIME_DIR/ondol, else /run/ondol for root and /tmp/ondol-UID for others.
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<String>,
+    /// Unix socket to serve [default: ondol.sock in the state directory]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<String>,
+    /// Mode of the socket, octal; who may write it may connect [default: 0600]
+    #[arg(long, value_name = "MODE")]
+    socket_mode: Option<String>,
+    /// User to let in besides root and the server's own, once for each
+    #[arg(long, value_name = "UID")]
+    allow_uid: Vec<String>,
+    /// Client processes at once [default: 1024]
+    #[arg(long, value_name = "COUNT")]
+    max_clients: Option<String>,
+    /// Connections at once, over all clients [default: 1024]
+    #[arg(long, value_name = "COUNT")]
+    max_connections: Option<String>,
+}
+
+/// The settings, read.
+#[derive(Debug)]
+pub(super) struct Config {
+    pub(super) devices: Vec<DeviceUri>,
+    pub(super) policy: Option<String>,
+    pub(super) region_bytes: Option<u64>,
+    pub(super) share_limit: Option<u64>,
+    pub(super) state_dir: PathBuf,
+    pub(super) socket: Option<PathBuf>,
+    pub(super) socket_mode: Option<u32>,
+    pub(super) allowed_uids: Vec<u32>,
+    pub(super) max_clients: Option<usize>,
+    pub(super) max_connections: Option<usize>,
+}
+
+impl Args {
+    /// Everything that was set, by anybody.
+    pub(super) fn layers(&self, log: &LogArgs) -> anyhow::Result<Layers> {
+        let from_environment = || {
+            let file = std::env::var_os("ONDOL_CONFIG").filter(|file| !file.is_empty());
+            file.map(PathBuf::from)
+        };
+        let mut layers = Layers::default();
+        if let Some(file) = self.config.clone().or_else(from_environment) {
+            layers = layers.with_file(&file)?;
+        }
+        let layers = layers.with_environment()?;
+        let layers = layers
+            .with_flag("pool", &self.pool)
+            .with_flag("policy", &self.policy)
+            .with_flag("region_size", &self.region_size)
+            .with_flag("share_limit", &self.share_limit)
+            .with_flag("state_dir", &self.state_dir)
+            .with_flag("socket", &self.socket)
+            .with_flag("socket_mode", &self.socket_mode)
+            .with_flag("allow_uid", &self.allow_uid)
+            .with_flag("max_clients", &self.max_clients)
+            .with_flag("max_connections", &self.max_connections);
+        Ok(layers.with_log(log))
+    }
+}
+
+impl Config {
+    /// Reads the settings, all of them before anything is touched.
+    pub(super) fn read(layers: &Layers) -> anyhow::Result<Self> {
+        let devices = match layers.get("pool") {
+            Some(given) => given.parse_all(DeviceUri::parse_pool_arg)?,
+            None => vec![DeviceUri::default_shm(None)],
+        };
+        let uids = |given: &super::Given| given.parse_all(read_uid);
+        Ok(Self {
+            devices,
+            policy: layers.parse("policy", read_policy)?,
+            region_bytes: layers.parse("region_size", read_region_size)?,
+            share_limit: layers.parse("share_limit", read_share_limit)?,
+            state_dir: layers
+                .parse("state_dir", read_path)?
+                .unwrap_or_else(StateDir::default_path),
+            socket: layers.parse("socket", read_path)?,
+            socket_mode: layers.parse("socket_mode", read_mode)?,
+            allowed_uids: layers
+                .get("allow_uid")
+                .map(uids)
+                .transpose()?
+                .unwrap_or_default(),
+            max_clients: layers.parse("max_clients", read_count)?,
+            max_connections: layers.parse("max_connections", read_count)?,
+        })
+    }
+}
+
+fn read_policy(name: &str) -> anyhow::Result<String> {
+    let policies = ondol_catalog::policies();
+    if policies.iter().any(|policy| policy.name == name) {
+        return Ok(name.to_owned());
+    }
+    let known: Vec<_> = policies
+        .iter()
+        .map(|policy| format!("{} ({})", policy.name, policy.summary.trim_end_matches('.')))
+        .collect();
+    bail!(
+        "there is no policy {name:?}; expected one of: {}",
+        known.join(", ")
+    )
+}
+
+fn read_region_size(text: &str) -> anyhow::Result<u64> {
+    let size = parse_size(text)?;
+    ensure!(
+        size > 0 && size.is_multiple_of(REGION_ALIGNMENT),
+        "region size is {text}; expected a multiple of {}",
+        format_size(REGION_ALIGNMENT)
+    );
+    Ok(size)
+}
+
+fn read_share_limit(text: &str) -> anyhow::Result<u64> {
+    let size = parse_size(text)?;
+    ensure!(
+        size > 0,
+        "share limit is 0, so that no client could write; expected more"
+    );
+    Ok(size)
+}
+
+fn read_path(text: &str) -> anyhow::Result<PathBuf> {
+    ensure!(!text.is_empty(), "the path is empty");
+    Ok(text.into())
+}
+
+fn read_mode(text: &str) -> anyhow::Result<u32> {
+    let mode = u32::from_str_radix(text.trim_start_matches("0o"), 8).ok();
+    mode.filter(|mode| mode & !0o777 == 0)
+        .with_context(|| format!("mode is {text:?}; expected an octal number from 0600 to 0777"))
+}
+
+fn read_uid(text: &str) -> anyhow::Result<u32> {
+    text.parse().with_context(|| {
+        format!("user is {text:?}; expected a user's number, as `id -u NAME` prints it")
+    })
+}
+
+fn read_count(text: &str) -> anyhow::Result<usize> {
+    match text.parse::<NonZeroUsize>() {
+        Ok(count) => Ok(count.get()),
+        Err(error) if *error.kind() == IntErrorKind::Zero => {
+            bail!("count is 0, so that nobody could connect; expected at least 1")
+        }
+        Err(_) => bail!("count is {text:?}; expected a whole number"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(key: &'static str, value: &str) -> String {
+        let layers = Layers::default().with_flag(key, [&value.to_owned()]);
+        match Config::read(&layers) {
+            Ok(config) => format!("{config:?}"),
+            Err(error) => format!("{error:#}"),
+        }
+    }
+
+    #[test]
+    fn without_a_setting_there_is_a_default_pool() {
+        let config = Config::read(&Layers::default()).unwrap();
+        assert_eq!(config.devices, [DeviceUri::default_shm(None)]);
+        assert_eq!(config.state_dir, StateDir::default_path());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_reason() {
+        for (key, value, said) in [
+            (
+                "pool",
+                "disk:/x",
+                "--pool: device \"disk:/x\" has kind \"disk\"",
+            ),
+            (
+                "policy",
+                "mru",
+                "--policy: there is no policy \"mru\"; expected one of: lru",
+            ),
+            (
+                "region_size",
+                "1MiB",
+                "--region-size: region size is 1MiB; expected a multiple of 2 MiB",
+            ),
+            ("share_limit", "0", "--share-limit: share limit is 0"),
+            (
+                "socket_mode",
+                "rw",
+                "--socket-mode: mode is \"rw\"; expected an octal number",
+            ),
+            ("socket_mode", "4777", "--socket-mode: mode is \"4777\""),
+            (
+                "allow_uid",
+                "root",
+                "--allow-uid: user is \"root\"; expected a user's number",
+            ),
+            ("max_clients", "0", "--max-clients: count is 0"),
+            (
+                "max_connections",
+                "-1",
+                "--max-connections: count is \"-1\"; expected a whole number",
+            ),
+            ("state_dir", "", "--state-dir: the path is empty"),
+        ] {
+            let found = read(key, value);
+            assert!(found.starts_with(said), "{found}");
+        }
+        assert!(read("socket_mode", "0660").contains("socket_mode: Some(432)"));
+    }
+}
