@@ -1,12 +1,9 @@
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::BuildHasher;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_queue::ArrayQueue;
-use foldhash::fast::RandomState;
-use ondol_catalog::{Counter, EntryId, Policy};
+use ondol_catalog::{Counter, Policy};
 use ondol_memory::{Change, Journal, JournalError, Pool, RemoveReason};
 use ondol_plugin::Key;
 use ondol_protocol::{
@@ -20,54 +17,8 @@ use crate::client::{Client, Reclaimed};
 use crate::entry::Entry;
 use crate::metrics::Counters;
 use crate::room::NoRoom;
+use crate::shards::Shards;
 use crate::state::{Removal, State};
-
-const SHARDS: usize = 64;
-/// Reads of one shard that are remembered until the policy next hears of them; older ones are forgotten.
-const REMEMBERED_READS: usize = 1024;
-
-type Objects = HashMap<Key, Arc<Entry>, RandomState>;
-
-/// The readers' side: visible objects by key.
-#[derive(Debug)]
-pub(crate) struct Shards {
-    shards: Box<[Shard]>,
-    hasher: RandomState,
-}
-
-#[derive(Debug)]
-struct Shard {
-    objects: RwLock<Objects>,
-    /// When and which objects were read, for the policy.
-    reads: ArrayQueue<(u64, u64, EntryId)>,
-}
-
-impl Shards {
-    fn new() -> Self {
-        let hasher = RandomState::default();
-        let shard = |_| Shard {
-            objects: RwLock::new(HashMap::with_hasher(hasher.clone())),
-            reads: ArrayQueue::new(REMEMBERED_READS),
-        };
-        Self {
-            shards: (0..SHARDS).map(shard).collect(),
-            hasher,
-        }
-    }
-
-    fn shard(&self, key: &Key) -> &Shard {
-        // The map uses the low bits of the same hash, so the shard is chosen by the high ones.
-        &self.shards[(self.hasher.hash_one(key) >> (64 - SHARDS.ilog2())) as usize]
-    }
-
-    pub(crate) fn of(&self, key: &Key) -> &RwLock<Objects> {
-        &self.shard(key).objects
-    }
-
-    fn get(&self, key: &Key) -> Option<Arc<Entry>> {
-        self.of(key).read().get(key).cloned()
-    }
-}
 
 /// Why the directory did not do what was asked; nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -295,7 +246,7 @@ impl Directory {
             client.ledger.lock().sweep();
         }
         let mut reads: Vec<_> = Vec::new();
-        for shard in &self.shards.shards {
+        for shard in self.shards.iter() {
             reads.extend(std::iter::from_fn(|| shard.reads.pop()));
         }
         reads.sort_unstable();
@@ -532,7 +483,7 @@ impl Directory {
         let limit = limit as usize;
         let mut keys: BTreeSet<Key> = BTreeSet::new();
         let mut more = false;
-        for shard in &self.shards.shards {
+        for shard in self.shards.iter() {
             for key in shard
                 .objects
                 .read()

@@ -19,6 +19,7 @@ mod entry;
 mod metrics;
 mod policy;
 mod room;
+mod shards;
 mod state;
 
 pub use client::Reclaimed;

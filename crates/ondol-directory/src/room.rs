@@ -13,9 +13,9 @@ use ondol_plugin::RegionId;
 use ondol_protocol::Breakdown;
 use ondol_shm::BackingId;
 
-use crate::directory::Shards;
 use crate::entry::Entry;
 use crate::metrics::Counters;
+use crate::shards::Shards;
 use crate::state::{Removal, State};
 
 /// Why there is no page.

@@ -8,8 +8,8 @@ use ondol_memory::{Change, Journal, JournalError, Pool, RemoveReason};
 use ondol_plugin::Key;
 use ondol_shm::{ClientId, Location, ObjectMeta, PageId};
 
-use crate::directory::Shards;
 use crate::entry::Entry;
+use crate::shards::Shards;
 
 /// Objects and bytes that a client stored and that are still there.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,0 +1,236 @@
+mod pin;
+mod read;
+mod write;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use ondol_host::{HandlerPlugins, LoadOptions, PluginReport, Registry};
+use ondol_plugin::Key;
+use ondol_protocol::{ControlError, ControlPlane, Listing};
+use ondol_shm::ForkGuard;
+use parking_lot::RwLock;
+
+use crate::line::Line;
+use crate::metrics::Counters;
+use crate::{
+    HandlerConfig, HandlerCounts, HandlerError, HandlerStats, Health, Plugins, SocketOptions,
+    SocketPlane,
+};
+
+type Connect = dyn Fn() -> Result<Arc<dyn ControlPlane>, ControlError> + Send + Sync;
+
+/// How long a closing handler waits for batches that are on their way to deferred plugins.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// What became of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// The object is visible.
+    New,
+    /// The key was there already; the first object stays.
+    AlreadyPresent,
+}
+
+/// What became of each store of a batch.
+pub type BatchStored = Vec<Result<Stored, HandlerError>>;
+
+/// What a prefetch found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prefetched {
+    /// Keys asked for.
+    pub requested: u64,
+    /// Objects that are in memory.
+    pub found: u64,
+}
+
+/// The client of an engine: writes objects into shared memory, reads them without a copy.
+///
+/// All methods take `&self` and may be called from many threads at once. Readers take no lock that a writer holds
+/// while it talks to the engine. See the [crate's documentation](crate) for what the guards promise.
+pub struct Handler {
+    config: HandlerConfig,
+    connect: Box<Connect>,
+    plugins: Arc<HandlerPlugins>,
+    counters: Counters,
+    home: ForkGuard,
+    /// The connection in use; none after `close`.
+    line: ArcSwapOption<Line>,
+    /// Held shared by writers, alone by `close` and `reconnect`. Readers do not take it.
+    lifecycle: RwLock<()>,
+}
+
+impl Handler {
+    /// Connects to the server whose Unix socket is at `path`.
+    ///
+    /// # Errors
+    /// If no server answers there or it refuses.
+    pub fn connect(path: &Path, config: HandlerConfig) -> Result<Self, HandlerError> {
+        let path = path.to_owned();
+        Self::embedded(
+            move || SocketPlane::connect(&path, SocketOptions::default()),
+            config,
+        )
+    }
+
+    /// Connects through `connect`, which is called again by [`reconnect`](Self::reconnect): to an engine in this
+    /// process, or over a transport of the caller's.
+    ///
+    /// # Errors
+    /// What `connect` reports, or what keeps this process from mapping the client's lease table.
+    pub fn embedded<P: ControlPlane + 'static>(
+        connect: impl Fn() -> Result<Arc<P>, ControlError> + Send + Sync + 'static,
+        config: HandlerConfig,
+    ) -> Result<Self, HandlerError> {
+        let connect =
+            Box::new(move || -> Result<Arc<dyn ControlPlane>, ControlError> { Ok(connect()?) });
+        let line = Line::open(connect()?, config.stock_bytes)?;
+        let plugins = match &config.plugins {
+            Plugins::Linked => HandlerPlugins::load(Registry::global(), LoadOptions::from_env()),
+            Plugins::LinkedWith(options) => {
+                HandlerPlugins::load(Registry::global(), (**options).clone())
+            }
+            Plugins::None => HandlerPlugins::none(),
+        };
+        let handler = Self {
+            config,
+            connect,
+            plugins: Arc::new(plugins),
+            counters: Counters::new(),
+            home: ForkGuard::new(),
+            line: ArcSwapOption::from_pointee(line),
+            lifecycle: RwLock::new(()),
+        };
+        if let Some(line) = &*handler.line.load() {
+            handler.plugins.init(&**line);
+        }
+        Ok(handler)
+    }
+
+    /// Objects in the order of their keys, from the first behind `after`, at most `limit`.
+    ///
+    /// # Errors
+    /// [`HandlerError`].
+    pub fn list(&self, after: Option<&Key>, limit: u32) -> Result<Listing, HandlerError> {
+        Ok(self.line()?.plane.list(after, limit)?)
+    }
+
+    /// Figures of the engine, of this handler and of its plugins.
+    ///
+    /// # Errors
+    /// [`HandlerError`].
+    pub fn stats(&self) -> Result<HandlerStats, HandlerError> {
+        let line = self.line()?;
+        Ok(HandlerStats {
+            engine: line.plane.stats()?,
+            handler: self.counts(),
+            plugins: self.plugins.stats(),
+        })
+    }
+
+    /// Figures of this handler alone; asks nobody.
+    pub fn counts(&self) -> HandlerCounts {
+        let Counters {
+            layout_mismatches,
+            checksum_mismatches,
+            hits,
+            misses,
+            stores,
+        } = &self.counters;
+        let line = self.line.load();
+        let line = line.as_ref();
+        HandlerCounts {
+            hits: hits.get(),
+            misses: misses.get(),
+            stores: stores.get(),
+            layout_mismatches: layout_mismatches.get(),
+            checksum_mismatches: checksum_mismatches.get(),
+            leases: line.map_or(0, |line| line.slots.in_use() as u64),
+            stock_pages: line.map_or(0, |line| line.stock.len()),
+            mapped_regions: line.map_or(0, |line| line.regions.mapped_count()),
+        }
+    }
+
+    /// What became of the plugins that are linked into this process.
+    pub fn plugins(&self) -> Vec<PluginReport> {
+        self.plugins.report()
+    }
+
+    /// Whether the engine answers.
+    pub fn health(&self) -> Health {
+        match self.line() {
+            Ok(line) => line.plane.ping().map_or_else(
+                |error| Health::Unreachable(error.to_string()),
+                |()| Health::Connected,
+            ),
+            Err(HandlerError::Closed) => Health::Closed,
+            Err(error) => Health::Unreachable(error.to_string()),
+        }
+    }
+
+    /// Leaves the engine: plugins are told while the regions are still mapped, idle pages go back, pins end. Objects
+    /// and pages that are still held stay good until they are dropped. Closing twice does nothing.
+    pub fn close(&self) {
+        if !self.home.is_home() {
+            return;
+        }
+        self.plugins.settle(SETTLE);
+        let _alone = self.lifecycle.write();
+        self.close_alone();
+    }
+
+    fn close_alone(&self) {
+        if let Some(line) = &*self.line.load() {
+            self.plugins.close(&**line);
+        }
+        if let Some(line) = self.line.swap(None) {
+            line.leave();
+        }
+    }
+
+    /// Connects anew, after a close or when the server has been away. The old connection is closed first; objects that
+    /// are still held stay good, pages that are still held can no longer be stored.
+    ///
+    /// # Errors
+    /// If the engine cannot be reached; the handler is closed then.
+    pub fn reconnect(&self) -> Result<(), HandlerError> {
+        if !self.home.is_home() {
+            return Err(HandlerError::Forked);
+        }
+        self.plugins.settle(SETTLE);
+        let _alone = self.lifecycle.write();
+        self.close_alone();
+        let line = Line::open((self.connect)()?, self.config.stock_bytes)?;
+        self.line.store(Some(Arc::new(line)));
+        Ok(())
+    }
+
+    fn line(&self) -> Result<Arc<Line>, HandlerError> {
+        if !self.home.is_home() {
+            return Err(HandlerError::Forked);
+        }
+        self.line.load_full().ok_or(HandlerError::Closed)
+    }
+}
+
+impl Drop for Handler {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for Handler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handler")
+            .field("config", &self.config)
+            .field("counts", &self.counts())
+            .finish_non_exhaustive()
+    }
+}
+
+fn short_answer(what: &str) -> HandlerError {
+    ControlError::Protocol(format!("the engine gave {what}")).into()
+}

@@ -1,0 +1,248 @@
+use std::sync::Arc;
+
+use ondol_host::OwnedBatch;
+use ondol_plugin::{BatchSource, Hooks, Key, RetrievedBatch, StageResult};
+
+use super::{Handler, Prefetched};
+use crate::batch::{Batch, Sighted, Sighting};
+use crate::line::Line;
+use crate::{Expect, HandlerError, Object};
+
+/// What gives access to objects.
+impl Handler {
+    /// The object of a key, leased; `None` if there is none that meets the handler's expectation. Fires no seam.
+    ///
+    /// # Errors
+    /// [`HandlerError`]; never for a key that is not there.
+    pub fn retrieve(&self, key: &Key) -> Result<Option<Object>, HandlerError> {
+        self.retrieve_with(key, self.expectation())
+    }
+
+    /// As [`retrieve`](Self::retrieve), under another expectation.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn retrieve_with(&self, key: &Key, expect: Expect) -> Result<Option<Object>, HandlerError> {
+        let line = self.line()?;
+        let mut objects = self.find(&line, std::slice::from_ref(key), 1, false, expect)?;
+        Ok(objects.pop().flatten())
+    }
+
+    /// The objects of many keys, leased in one step; one answer for each key, in order.
+    ///
+    /// # Errors
+    /// As [`retrieve`](Self::retrieve).
+    pub fn batch_retrieve(&self, keys: &[Key]) -> Result<Vec<Option<Object>>, HandlerError> {
+        self.batch_retrieve_with(keys, self.expectation())
+    }
+
+    /// As [`batch_retrieve`](Self::batch_retrieve), under another expectation.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn batch_retrieve_with(
+        &self,
+        keys: &[Key],
+        expect: Expect,
+    ) -> Result<Vec<Option<Object>>, HandlerError> {
+        self.batch(keys, 1, false, expect)
+    }
+
+    /// The objects of the longest run of keys, from the first, that are all there; leased in one step.
+    ///
+    /// # Errors
+    /// As [`retrieve`](Self::retrieve).
+    pub fn match_prefix(&self, keys: &[Key]) -> Result<Vec<Object>, HandlerError> {
+        self.match_prefix_groups(keys, 1)
+    }
+
+    /// As [`match_prefix`](Self::match_prefix), where every `group` keys in a row (the ranks of one chunk, say)
+    /// are found all or not at all.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// If `group` is 0.
+    pub fn match_prefix_groups(
+        &self,
+        keys: &[Key],
+        group: u32,
+    ) -> Result<Vec<Object>, HandlerError> {
+        assert!(group > 0, "a group has at least one key");
+        let objects = self.batch(keys, group, true, self.expectation())?;
+        let mut prefix: Vec<Object> = objects.into_iter().map_while(|object| object).collect();
+        // An object that failed its checksum takes the rest of its group with it.
+        prefix.truncate(prefix.len() - prefix.len() % group as usize);
+        Ok(prefix)
+    }
+
+    /// The objects of all keys, or `None` if any of them is not there: one pin set, all or nothing.
+    ///
+    /// # Errors
+    /// As [`retrieve`](Self::retrieve).
+    pub fn retrieve_group(&self, keys: &[Key]) -> Result<Option<Vec<Object>>, HandlerError> {
+        if keys.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let objects = self.batch(keys, keys.len() as u32, false, self.expectation())?;
+        Ok(objects.into_iter().collect())
+    }
+
+    fn expectation(&self) -> Expect {
+        Expect {
+            layout: self.config.layout,
+            verify: self.config.checksum,
+        }
+    }
+
+    fn batch(
+        &self,
+        keys: &[Key],
+        group: u32,
+        prefix: bool,
+        expect: Expect,
+    ) -> Result<Vec<Option<Object>>, HandlerError> {
+        let line = self.line()?;
+        let objects = self.find(&line, keys, group, prefix, expect)?;
+        if self.plugins.is_interested(Hooks::BATCH_RETRIEVE) {
+            let batch = Batch {
+                keys,
+                objects: &objects,
+            };
+            let own = || OwnedBatch {
+                view: Arc::clone(&line) as _,
+                source: Box::new(batch.keep()),
+            };
+            self.plugins
+                .batch_retrieve(&*line, &RetrievedBatch::new(&batch), &own);
+        }
+        Ok(objects)
+    }
+
+    fn find(
+        &self,
+        line: &Line,
+        keys: &[Key],
+        group: u32,
+        prefix: bool,
+        expect: Expect,
+    ) -> Result<Vec<Option<Object>>, HandlerError> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let found = line.find(keys, group, prefix, expect)?;
+        self.counters.layout_mismatches.add(found.mismatches.into());
+        let objects = found.hits.into_iter().map(|hit| {
+            let Some((hit, lease)) = hit else { return Ok(None) };
+            let object = line.object(hit, lease)?;
+            if expect.verify && let Err(mismatch) = object.verify() {
+                tracing::error!(%mismatch, location = ?hit.location, "an object's bytes are damaged; treated as a miss");
+                self.counters.checksum_mismatches.increment();
+                return Ok(None);
+            }
+            Ok(Some(object))
+        });
+        let objects = objects.collect::<Result<Vec<_>, HandlerError>>()?;
+        let hits = objects.iter().flatten().count() as u64;
+        self.counters.hits.add(hits);
+        self.counters.misses.add(keys.len() as u64 - hits);
+        Ok(objects)
+    }
+
+    /// Says that objects will be wanted soon: looks them up, counts as a use of them, maps nothing, and lets
+    /// plugins give their hints.
+    ///
+    /// # Errors
+    /// As [`retrieve`](Self::retrieve).
+    pub fn prefetch(&self, keys: &[Key]) -> Result<Prefetched, HandlerError> {
+        let line = self.line()?;
+        if keys.is_empty() {
+            return Ok(Prefetched::default());
+        }
+        let expect = Expect {
+            verify: false,
+            ..self.expectation()
+        };
+        let found = line.find(keys, 1, false, expect)?;
+        let hits = found.hits.iter().flatten().count() as u64;
+        if self.plugins.is_interested(Hooks::PREFETCH) {
+            let sightings = found.hits.into_iter().map(|hit| {
+                let Some((hit, lease)) = hit else {
+                    return Ok(None);
+                };
+                let region = line.regions.get(&*line.plane, hit.location.page.region)?;
+                let (handle, stride) = (region.info.handle.span, region.info.stride);
+                let elsewhere = Sighting::Elsewhere {
+                    handle,
+                    kv_offset: u64::from(hit.location.page.index) * stride,
+                    kv_length: hit.location.len,
+                };
+                Ok(Some(
+                    line.mapped_object(hit, lease)
+                        .map_or(elsewhere, Sighting::Mapped),
+                ))
+            });
+            let sightings = sightings.collect::<Result<_, HandlerError>>()?;
+            let batch = Sighted {
+                keys: keys.to_vec(),
+                sightings,
+            };
+            let own = || OwnedBatch {
+                view: Arc::clone(&line) as _,
+                source: Box::new(batch.clone()),
+            };
+            self.plugins
+                .prefetch(&*line, &RetrievedBatch::new(&batch), &own);
+        }
+        Ok(Prefetched {
+            requested: keys.len() as u64,
+            found: hits,
+        })
+    }
+
+    /// Makes objects ready for use through the plugins that can; may block, so call it off the critical path.
+    /// What goes wrong is in the result, which is ready only if everything asked for is.
+    pub fn stage(&self, keys: &[Key]) -> StageResult {
+        let requested = keys.len() as u64;
+        let staged = || {
+            let line = self.line()?;
+            let objects = self.find(
+                &line,
+                keys,
+                1,
+                false,
+                Expect {
+                    verify: false,
+                    ..self.expectation()
+                },
+            )?;
+            let batch = Batch {
+                keys,
+                objects: &objects,
+            };
+            Ok::<_, HandlerError>(
+                self.plugins
+                    .stage(&*line, &RetrievedBatch::new(&batch as &dyn BatchSource)),
+            )
+        };
+        staged().unwrap_or_else(|error| StageResult::failed(requested, error.to_string()))
+    }
+
+    /// Whether there is an object of this key.
+    ///
+    /// # Errors
+    /// [`HandlerError`]; a server that does not answer is an error, not an absence.
+    pub fn exists(&self, key: &Key) -> Result<bool, HandlerError> {
+        Ok(self.batch_exists(std::slice::from_ref(key))? == [true])
+    }
+
+    /// Whether there are objects of these keys, one answer for each, in order.
+    ///
+    /// # Errors
+    /// As [`exists`](Self::exists).
+    pub fn batch_exists(&self, keys: &[Key]) -> Result<Vec<bool>, HandlerError> {
+        let located = self.line()?.plane.locate(keys)?;
+        Ok(located.into_iter().map(|hit| hit.is_some()).collect())
+    }
+}

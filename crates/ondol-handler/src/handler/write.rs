@@ -1,0 +1,199 @@
+use std::sync::Arc;
+
+use ondol_plugin::Key;
+use ondol_protocol::{Commit, CommitOutcome, DeleteOutcome, Grant, ObjectMeta};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{BatchStored, Handler, Stored, short_answer};
+use crate::{HandlerError, PageMut, PageSizes};
+
+/// What changes the engine's state.
+impl Handler {
+    /// A page of shared memory for an object of `len` bytes, of the size that [`HandlerConfig::page_sizes`] gives.
+    ///
+    /// # Errors
+    /// [`HandlerError::TooLong`], or [`ControlError::PoolFull`] with a breakdown if nothing can be freed.
+    pub fn alloc(&self, len: usize) -> Result<PageMut, HandlerError> {
+        let asked = len as u64;
+        let longest = match &self.config.page_sizes {
+            PageSizes::Fixed(sizes) => sizes.iter().copied().max().unwrap_or(0),
+            PageSizes::Fitted => self.line()?.info.max_page_bytes,
+        };
+        let stride = self
+            .config
+            .page_sizes
+            .stride(asked)
+            .filter(|stride| *stride <= longest);
+        let stride = stride.or((asked <= longest).then_some(longest));
+        self.alloc_in(stride.ok_or(HandlerError::TooLong { asked, longest })?, len)
+    }
+
+    /// A page of exactly `page_bytes`, of which the first `len` are the object's.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_in(&self, page_bytes: u64, len: usize) -> Result<PageMut, HandlerError> {
+        let _writer = self.lifecycle.read();
+        let line = self.line()?;
+        let longest = page_bytes.min(line.info.max_page_bytes);
+        if len as u64 > longest || page_bytes > line.info.max_page_bytes {
+            return Err(HandlerError::TooLong {
+                asked: page_bytes.max(len as u64),
+                longest,
+            });
+        }
+        let grant = line.stock.take(&*line.plane, page_bytes)?;
+        let claim = || {
+            let region = line.regions.get(&*line.plane, grant.page.region)?;
+            Ok::<_, HandlerError>(region.write(&*line.plane)?.claim(grant.page, len as u64)?)
+        };
+        match claim() {
+            Ok(bytes) => Ok(PageMut::new(line, bytes, grant, page_bytes)),
+            Err(error) => {
+                line.stock.put(page_bytes, grant);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes an object visible, with the handler's layout and, if so configured, a checksum.
+    ///
+    /// # Errors
+    /// [`HandlerError`]; if [its outcome is unknown](HandlerError::is_outcome_unknown) the store can be repeated.
+    pub fn store(&self, key: &Key, page: PageMut) -> Result<Stored, HandlerError> {
+        let checksum = self.config.checksum.then(|| xxh3_64(&page));
+        self.store_with(
+            key,
+            page,
+            ObjectMeta {
+                layout: self.config.layout,
+                checksum,
+            },
+        )
+    }
+
+    /// Makes an object visible under this description of it.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    pub fn store_with(
+        &self,
+        key: &Key,
+        page: PageMut,
+        meta: ObjectMeta,
+    ) -> Result<Stored, HandlerError> {
+        let outcomes = self.commit(vec![(key.clone(), page, meta)])?;
+        outcomes
+            .into_iter()
+            .next()
+            .unwrap_or_else(|| Err(short_answer("no outcome of a store")))
+    }
+
+    /// Makes many objects visible with one message.
+    ///
+    /// # Errors
+    /// [`HandlerError::LengthMismatch`], or what concerns the whole batch; what concerns one object is in the answer.
+    pub fn batch_store(
+        &self,
+        keys: &[Key],
+        pages: Vec<PageMut>,
+    ) -> Result<BatchStored, HandlerError> {
+        if keys.len() != pages.len() {
+            return Err(HandlerError::LengthMismatch {
+                keys: keys.len(),
+                pages: pages.len(),
+            });
+        }
+        let objects = keys.iter().zip(pages).map(|(key, page)| {
+            let checksum = self.config.checksum.then(|| xxh3_64(&page));
+            (
+                key.clone(),
+                page,
+                ObjectMeta {
+                    layout: self.config.layout,
+                    checksum,
+                },
+            )
+        });
+        self.commit(objects.collect())
+    }
+
+    fn commit(
+        &self,
+        objects: Vec<(Key, PageMut, ObjectMeta)>,
+    ) -> Result<BatchStored, HandlerError> {
+        let _writer = self.lifecycle.read();
+        let line = self.line()?;
+        if objects
+            .iter()
+            .any(|(_, page, _)| !Arc::ptr_eq(page.line(), &line))
+        {
+            return Err(HandlerError::ForeignPage);
+        }
+        let mut commits = Vec::with_capacity(objects.len());
+        let mut pages: Vec<(u64, Grant)> = Vec::with_capacity(objects.len());
+        for (key, page, meta) in objects {
+            let stride = page.stride();
+            let (location, grant) = page.into_commit();
+            commits.push(Commit {
+                key,
+                location,
+                meta,
+            });
+            pages.push((stride, grant));
+        }
+        let outcomes = match line.plane.commit(&commits) {
+            Ok(outcomes) if outcomes.len() == pages.len() => outcomes,
+            result => {
+                // Whether these pages are committed only the engine knows; none is written again before it says so.
+                pages
+                    .into_iter()
+                    .for_each(|(_, grant)| line.stock.leave_unsettled(grant));
+                return Err(match result {
+                    Ok(outcomes) => short_answer(&format!(
+                        "{} outcomes of {} stores",
+                        outcomes.len(),
+                        commits.len()
+                    )),
+                    Err(error) => error.into(),
+                });
+            }
+        };
+        let settle = |(outcome, (stride, grant))| match outcome {
+            CommitOutcome::Stored => {
+                self.counters.stores.increment();
+                Ok(Stored::New)
+            }
+            CommitOutcome::AlreadyPresent => {
+                line.stock.put(stride, grant);
+                Ok(Stored::AlreadyPresent)
+            }
+            CommitOutcome::Refused(reason) => {
+                line.stock.leave_unsettled(grant);
+                Err(reason.into())
+            }
+        };
+        Ok(outcomes.into_iter().zip(pages).map(settle).collect())
+    }
+
+    /// Removes an object for every later reader; those that hold it keep it.
+    ///
+    /// # Errors
+    /// [`HandlerError`].
+    pub fn delete(&self, key: &Key) -> Result<DeleteOutcome, HandlerError> {
+        let outcomes = self.batch_delete(std::slice::from_ref(key))?;
+        outcomes
+            .first()
+            .copied()
+            .ok_or_else(|| short_answer("no outcome of a delete"))
+    }
+
+    /// Removes objects; one answer for each key, in order.
+    ///
+    /// # Errors
+    /// [`HandlerError`].
+    pub fn batch_delete(&self, keys: &[Key]) -> Result<Vec<DeleteOutcome>, HandlerError> {
+        let _writer = self.lifecycle.read();
+        Ok(self.line()?.plane.delete(keys)?)
+    }
+}
