@@ -5,7 +5,9 @@ mod fake;
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -56,6 +58,12 @@ fn entry() {
     let Ok(role) = env::var(fake::ROLE) else {
         return;
     };
+    if role == "listen" {
+        let _listener = UnixListener::bind(env::var_os(fake::SOCKET).unwrap()).unwrap();
+        println!("\nlistening");
+        io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        return;
+    }
     assert_eq!(role, "hold");
     let plane = connect(Path::new(&env::var_os(fake::SOCKET).unwrap())).unwrap();
     let grants = plane.grant(grant(3)).unwrap();
@@ -586,6 +594,53 @@ fn a_server_that_says_nothing_is_not_waited_for_without_end() {
     let result = SocketPlane::connect(&socket, options(Duration::from_millis(20)));
     let (reason, sent) = disconnected(result);
     assert!(!sent && reason.contains("within 20 ms"), "{reason}");
+}
+
+#[test]
+fn a_server_of_another_user_is_not_trusted_unless_named() {
+    const NOBODY: u32 = 65_534;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can start a process of another user");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let exe = dir.path().join("helper");
+    fs::copy(env::current_exe().unwrap(), &exe).unwrap();
+    fs::set_permissions(&exe, fs::Permissions::from_mode(0o755)).unwrap();
+    let socket = dir.path().join("socket");
+    let mut child = Helper::start_as(&exe, "listen", &socket, |command| {
+        command.uid(NOBODY).gid(NOBODY).current_dir("/");
+    });
+    child.line("listening");
+    match SocketPlane::connect(&socket, options(fake::WATCHDOG)) {
+        Err(ControlError::Refused(text)) => assert!(text.contains("runs as user 65534"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    let mut trusting = options(Duration::from_millis(20));
+    trusting.server_uids = vec![NOBODY];
+    // It is let in now, and says nothing.
+    assert!(!disconnected(SocketPlane::connect(&socket, trusting)).1);
+}
+
+#[test]
+fn a_server_that_trickles_is_not_waited_for_without_end() {
+    let (_dir, socket) = impostor(|_, mut stream| {
+        thread::spawn(move || {
+            // The head of an answer that never ends, a byte at a time; each comes well within the time allowed.
+            let mut answer = Vec::new();
+            let error = ControlError::Refused("x".repeat(1 << 20));
+            encode_answer(&mut answer, Op::Hello as u8, 0, Err(&error));
+            for byte in answer {
+                if stream.write_all(&[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+    });
+    let result = SocketPlane::connect(&socket, options(Duration::from_millis(50)));
+    assert!(!disconnected(result).1);
 }
 
 #[test]

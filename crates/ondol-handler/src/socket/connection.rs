@@ -4,14 +4,16 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ondol_protocol::ControlError;
 use ondol_protocol::wire::{Answer, FrameReader, RequestRef, encode_request};
 use ondol_shm::{recv_with_fds, send_with_fds};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::SocketOptions;
 
 /// A request's buffer is given back beyond this size.
 const KEEP: usize = 256 << 10;
@@ -37,8 +39,16 @@ pub(super) struct Broken {
 }
 
 impl Connection {
-    /// Connects, without a word yet.
-    pub(super) fn open(path: &Path, timeout: Duration) -> Result<Self, ControlError> {
+    /// Connects, without a word yet, to a server that runs as this user, as root or as one of `trusted`.
+    pub(super) fn open(
+        path: &Path,
+        SocketOptions {
+            timeout,
+            server_uids: trusted,
+            ..
+        }: &SocketOptions,
+    ) -> Result<Self, ControlError> {
+        let timeout = *timeout;
         let absent = |error: Errno| ControlError::Disconnected {
             reason: why_absent(path, error, timeout),
             sent: false,
@@ -61,6 +71,14 @@ impl Connection {
                 Err(Errno::INTR) => {}
                 result => break result.map_err(absent)?,
             }
+        }
+        let server = socket_peercred(&socket).map_err(absent)?.uid.as_raw();
+        let own = rustix::process::geteuid().as_raw();
+        if server != own && server != 0 && !trusted.contains(&server) {
+            return Err(ControlError::Refused(format!(
+                "the server at {} runs as user {server}; expected user {own}, root, or one that this client trusts",
+                path.display()
+            )));
         }
         Ok(Self {
             stream: UnixStream::from(socket),
@@ -112,8 +130,13 @@ impl Connection {
         sequence: u64,
     ) -> Result<Result<Answered, ControlError>, Broken> {
         let mut fds = Vec::new();
+        let begun = Instant::now();
         loop {
             match self.frames.frame() {
+                // The kernel bounds each wait; together they are bounded here, whatever trickles in.
+                Ok(None) if begun.elapsed() > self.timeout => {
+                    return Err(self.broken(path, &io::ErrorKind::WouldBlock.into(), true));
+                }
                 Ok(None) => {}
                 Ok(Some(_)) => break,
                 Err(error) => return Err(foreign(path, &error)),

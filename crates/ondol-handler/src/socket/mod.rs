@@ -23,18 +23,21 @@ use connection::{Answered, Broken, Connection};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SocketOptions {
-    /// How long to wait for the server at each step: to connect, to send, to receive.
+    /// How long to wait for the server: to connect, to send, and for a whole answer.
     pub timeout: Duration,
     /// The most connections that are kept open while nobody uses them.
     pub idle_connections: usize,
+    /// Users, besides this process's own and root, whose server is trusted with this process's objects.
+    pub server_uids: Vec<u32>,
 }
 
 impl Default for SocketOptions {
-    /// 10 s and 8 connections.
+    /// 10 s, 8 connections, and nobody else's server.
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(10),
             idle_connections: 8,
+            server_uids: Vec::new(),
         }
     }
 }
@@ -76,7 +79,7 @@ impl SocketPlane {
             connection,
             info,
             lease_table,
-        } = greet(path, options.timeout, &hello)??;
+        } = greet(path, &options, &hello)??;
         hello.incarnation = info.incarnation;
         Ok(Arc::new(Self {
             path: path.to_owned(),
@@ -133,7 +136,7 @@ impl SocketPlane {
     fn join(&self) -> Result<Connection, ControlError> {
         let Greeted {
             connection, info, ..
-        } = match greet(&self.path, self.options.timeout, &self.hello)? {
+        } = match greet(&self.path, &self.options, &self.hello)? {
             Ok(greeted) => greeted,
             Err(error @ ControlError::Disconnected { .. }) => return Err(self.end(error)),
             Err(error) => return Err(error),
@@ -195,10 +198,10 @@ struct Greeted {
 /// Connects and says hello. The inner error is the server's.
 fn greet(
     path: &Path,
-    timeout: Duration,
+    options: &SocketOptions,
     hello: &Hello,
 ) -> Result<Result<Greeted, ControlError>, ControlError> {
-    let mut connection = Connection::open(path, timeout)?;
+    let mut connection = Connection::open(path, options)?;
     let answered = match connection.ask(path, RequestRef::Hello(hello)) {
         Ok(answered) => answered,
         // What the caller came to ask has not left.
