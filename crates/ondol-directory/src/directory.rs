@@ -119,32 +119,32 @@ impl Directory {
     }
 
     /// Forgets a client that is dead, or gone, and takes back what it held.
+    ///
+    /// # Errors
+    /// [`DirectoryError::Journal`]: what was not recorded the client still holds, and it is not forgotten; asked
+    /// again, the rest is taken back.
     pub fn detach(&self, client: ClientId) -> Result<Reclaimed, DirectoryError> {
-        let record = self
-            .clients
-            .write()
-            .remove(&client)
-            .ok_or(DirectoryError::UnknownClient)?;
         let mut state = self.state.lock();
-        let left = record.ledger.lock().closed;
-        let mut reclaimed = Reclaimed {
-            pins: self.end_pins(&mut state, &record)?,
-            ..Reclaimed::default()
-        };
-        for grant in state.pool.grants_of(client) {
-            state.change(&Change::Return { grant, client })?;
-            reclaimed.grants += 1;
-        }
-        self.counters.reclaimed_grants.add(reclaimed.grants);
+        let record = self.client(client)?;
+        let mut reclaimed = Reclaimed::default();
         let mut ledger = record.ledger.lock();
-        ledger.closed = true;
+        let left = std::mem::replace(&mut ledger.closed, true);
         ledger.sweep();
         reclaimed.leases = ledger.leases.end_all(|entry| entry.release()) as u64;
         drop(ledger);
-        state.release_retired()?;
         self.counters.reclaimed_leases.add(reclaimed.leases);
         if !left {
             self.counters.dead_clients.increment();
+        }
+        reclaimed.pins = self.end_pins(&mut state, &record)?;
+        for grant in state.pool.grants_of(client) {
+            state.change(&Change::Return { grant, client })?;
+            reclaimed.grants += 1;
+            self.counters.reclaimed_grants.increment();
+        }
+        self.clients.write().remove(&client);
+        if let Err(error) = state.release_retired() {
+            tracing::warn!(%error, "pages of removed objects stay captive for now");
         }
         Ok(reclaimed)
     }
@@ -154,18 +154,26 @@ impl Directory {
         // A request that was already on its way finds the book closed, so nothing is given to a client that is gone.
         book.closed = true;
         let mut ended = 0;
-        for (key, (entry, count)) in std::mem::take(&mut book.pins) {
-            for _ in 0..count {
-                state.change(&Change::Unpin {
+        let mut refused = None;
+        let mut pins = std::mem::take(&mut book.pins).into_iter();
+        'pins: for (key, (entry, count)) in pins.by_ref() {
+            for left in (1..=count).rev() {
+                let change = Change::Unpin {
                     key: key.clone(),
                     client: client.id,
-                })?;
+                };
+                if let Err(error) = state.change(&change) {
+                    refused = Some(error);
+                    book.pins.insert(key, (entry, left));
+                    break 'pins;
+                }
                 entry.unpin();
                 ended += 1;
             }
         }
+        book.pins.extend(pins);
         self.counters.reclaimed_pins.add(ended);
-        Ok(ended)
+        refused.map_or(Ok(ended), Err)
     }
 
     /// Grants up to `count` pages of `stride` bytes, at least one. A `request` that was answered before is

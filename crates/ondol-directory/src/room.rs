@@ -103,6 +103,9 @@ impl State {
                     }
                     *self.hunger.entry(stride).or_default() += evicted;
                     if evicted > 0 {
+                        if self.pool.find_free(stride).is_none() {
+                            self.release_retired()?;
+                        }
                         return Ok(());
                     }
                 }
@@ -272,6 +275,9 @@ impl State {
                     return Ok(());
                 }
                 counters.drained_objects.increment();
+            }
+            if !self.pool.region(region).is_some_and(Region::is_idle) {
+                self.release_retired()?;
             }
             self.change(&Change::Dissolve { region })?;
             counters.drained_regions.increment();

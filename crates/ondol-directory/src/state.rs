@@ -158,30 +158,36 @@ impl State {
                 self.usage.remove(&entry.owner);
             }
         }
+        let release = Change::Release {
+            page: entry.location.page,
+        };
         if entry.leases() > 0 {
             self.retired.push(Arc::clone(entry));
-        } else {
-            self.change(&Change::Release {
-                page: entry.location.page,
-            })?;
+        } else if let Err(error) = self.change(&release) {
+            // The object is gone all the same; its page follows once the journal records it.
+            tracing::warn!(%error, page = %entry.location.page, "the page of a removed object stays captive for now");
+            self.retired.push(Arc::clone(entry));
         }
         Ok(Removal::Removed)
     }
 
     /// Frees the pages of removed objects that no reader holds any more.
+    ///
+    /// # Errors
+    /// If one of them could not be recorded; it stays captive, and the others are free.
     pub(crate) fn release_retired(&mut self) -> Result<(), JournalError> {
-        let retired = std::mem::take(&mut self.retired);
-        for entry in retired {
-            if entry.leases() > 0
-                || self
-                    .change(&Change::Release {
-                        page: entry.location.page,
-                    })
-                    .is_err()
-            {
+        let mut refused = None;
+        for entry in std::mem::take(&mut self.retired) {
+            if entry.leases() > 0 {
                 self.retired.push(entry);
+                continue;
+            }
+            let page = entry.location.page;
+            if let Err(error) = self.change(&Change::Release { page }) {
+                self.retired.push(entry);
+                refused = Some(error);
             }
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 }

@@ -3,7 +3,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ondol_directory::{Directory, Reclaimed};
+use ondol_directory::{Directory, DirectoryError, Reclaimed};
 use ondol_memory::{
     Arena, Backing, Device, DeviceEnv, DeviceError, DeviceUri, Journal, NoJournal, OpenOptions,
     Pool, REGION_ALIGNMENT,
@@ -83,6 +83,15 @@ pub enum EngineError {
     Random(#[from] getrandom::Error),
 }
 
+/// What the engine knows of a client besides what the directory keeps.
+#[derive(Debug)]
+struct Attached {
+    /// Its process; 0 for this one.
+    pid: u32,
+    /// Whether that has ended, and not all that the client held could be taken back yet.
+    is_dead: bool,
+}
+
 /// Memory, pool and directory of one server, or of one process that embeds them.
 #[derive(Debug)]
 pub struct Engine {
@@ -92,8 +101,7 @@ pub struct Engine {
     share_limit: u64,
     max_page_bytes: u64,
     next_client: AtomicU64,
-    /// Process id of each client; 0 for one of this process.
-    clients: Mutex<BTreeMap<ClientId, u32>>,
+    clients: Mutex<BTreeMap<ClientId, Attached>>,
     // Last, so that the devices' locks outlive everything that uses their bytes.
     devices: Vec<Device>,
 }
@@ -172,9 +180,11 @@ impl Engine {
         self.directory
             .attach(id, lease_table.as_fd())
             .map_err(|error| failed(error.to_string()))?;
-        self.clients
-            .lock()
-            .insert(id, process.map_or(0, Process::pid));
+        let attached = Attached {
+            pid: process.map_or(0, Process::pid),
+            is_dead: false,
+        };
+        self.clients.lock().insert(id, attached);
         let info = ClientInfo {
             id,
             share_limit: self.share_limit,
@@ -184,27 +194,43 @@ impl Engine {
         Ok(Arc::new(Session::new(Arc::clone(self), info, lease_table)))
     }
 
-    /// Takes back everything that a dead client held; `None` if the client is not known (any more).
+    /// Takes back everything that a dead client held; `None` if the client is not known (any more). What the journal
+    /// refuses to record now is taken back when another client comes or figures are asked for.
     pub fn client_died(&self, client: ClientId) -> Option<Reclaimed> {
-        self.clients.lock().remove(&client)?;
+        self.clients.lock().get_mut(&client)?.is_dead = true;
         match self.directory.detach(client) {
             Ok(reclaimed) => {
                 tracing::debug!(%client, ?reclaimed, "reclaimed what a dead client held");
+                self.clients.lock().remove(&client);
                 Some(reclaimed)
             }
+            Err(DirectoryError::UnknownClient) => {
+                self.clients.lock().remove(&client);
+                None
+            }
             Err(error) => {
-                tracing::error!(%client, ?error, "a dead client's holds could not be reclaimed");
+                tracing::error!(%client, ?error, "not all that a dead client held could be reclaimed; trying again later");
                 None
             }
         }
     }
 
-    /// Forgets clients that left and whose last reader is gone.
+    /// Forgets clients that left and whose last reader is gone, and the dead that could not be forgotten before.
     pub fn forget_departed(&self) {
-        let known: Vec<_> = self.clients.lock().keys().copied().collect();
-        for client in known {
-            if self.directory.is_gone(client) && self.clients.lock().remove(&client).is_some() {
-                let _ = self.directory.detach(client);
+        let known: Vec<_> = self
+            .clients
+            .lock()
+            .iter()
+            .map(|(client, attached)| (*client, attached.is_dead))
+            .collect();
+        for (client, is_dead) in known {
+            if (is_dead || self.directory.is_gone(client))
+                && !matches!(
+                    self.directory.detach(client),
+                    Err(DirectoryError::Journal(_))
+                )
+            {
+                self.clients.lock().remove(&client);
             }
         }
     }
@@ -225,7 +251,9 @@ impl Engine {
             .collect();
         let pids = self.clients.lock();
         for client in &mut stats.clients {
-            client.pid = pids.get(&ClientId(client.id)).copied().unwrap_or(0);
+            client.pid = pids
+                .get(&ClientId(client.id))
+                .map_or(0, |attached| attached.pid);
         }
         stats
     }
