@@ -253,6 +253,11 @@ impl Directory {
         for client in self.clients.read().values() {
             client.ledger.lock().sweep();
         }
+        self.note_reads(state);
+    }
+
+    /// Tells the policies what was read since.
+    fn note_reads(&self, state: &mut State) {
         let mut reads: Vec<_> = Vec::new();
         for shard in self.shards.iter() {
             reads.extend(std::iter::from_fn(|| shard.reads.pop()));
@@ -296,6 +301,8 @@ impl Directory {
             .clock
             .fetch_add(commits.len() as u64, Ordering::Relaxed);
         let mut state = self.state.lock();
+        // Or else what was read before would count as used after what is stored now.
+        self.note_reads(&mut state);
         let mut outcomes = Vec::with_capacity(commits.len());
         for (commit, now) in commits.iter().zip(first..) {
             let Commit {

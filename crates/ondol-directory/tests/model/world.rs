@@ -1,0 +1,1084 @@
+//! A directory, and a model of it that is too simple to be wrong.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ondol_directory::{Directory, DirectoryError, Reclaimed};
+use ondol_memory::{Arena, Change, Journal, JournalError, PageState, Pool};
+use ondol_plugin::Key;
+use ondol_protocol::{
+    Commit, CommitOutcome, DeleteOutcome, EngineStats, Grant, PinOutcome, RefusedCommit, Retrieve,
+};
+use ondol_shm::{
+    ClientId, LayoutFingerprint, Lease, LeaseSlots, Location, ObjectMeta, PageId,
+    create_lease_table,
+};
+use parking_lot::Mutex;
+
+pub(crate) const REGION_BYTES: u64 = 2 << 20;
+
+/// What a random run does next; numbers pick from what there is, modulo how much of it there is.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Grant {
+        client: usize,
+        stride: usize,
+        count: u32,
+        limited: bool,
+    },
+    Repeat {
+        client: usize,
+    },
+    Return {
+        client: usize,
+        pages: Vec<usize>,
+    },
+    Commit {
+        client: usize,
+        objects: Vec<(usize, usize, usize, usize)>,
+    },
+    Retrieve {
+        client: usize,
+        keys: Vec<usize>,
+        group: u32,
+        prefix: bool,
+        expect: usize,
+    },
+    /// One lease for many keys: a client that breaks the protocol.
+    Abuse {
+        client: usize,
+        keys: Vec<usize>,
+        group: u32,
+    },
+    DropLease {
+        client: usize,
+        lease: usize,
+    },
+    Pin {
+        client: usize,
+        keys: Vec<usize>,
+    },
+    Unpin {
+        client: usize,
+        keys: Vec<usize>,
+    },
+    Delete {
+        keys: Vec<usize>,
+    },
+    Leave {
+        client: usize,
+    },
+    Die {
+        client: usize,
+    },
+}
+
+/// What the journal recorded; refuses some records if told to.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    pub(crate) changes: Mutex<Vec<Change>>,
+    /// Of 16 records so many are refused.
+    odds: AtomicU64,
+    random: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Recorder(Arc<Log>);
+
+impl Log {
+    pub(crate) fn refuse(&self, odds: u64, seed: u64) {
+        self.random.store(seed | 1, Ordering::Relaxed);
+        self.odds.store(odds, Ordering::Relaxed);
+    }
+
+    fn draw(&self) -> u64 {
+        let mut x = self.random.load(Ordering::Relaxed);
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.random.store(x, Ordering::Relaxed);
+        x >> 33
+    }
+}
+
+impl Journal for Recorder {
+    fn record(&self, change: &Change) -> Result<(), JournalError> {
+        let odds = self.0.odds.load(Ordering::Relaxed);
+        if odds > 0 && self.0.draw() % 16 < odds {
+            return Err(JournalError("the disk is full".to_owned()));
+        }
+        self.0.changes.lock().push(change.clone());
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Held {
+    lease: Lease,
+    location: Location,
+}
+
+#[derive(Debug)]
+struct Client {
+    id: ClientId,
+    slots: Arc<LeaseSlots>,
+    grants: Vec<(Grant, u64)>,
+    leases: Vec<Held>,
+    pins: BTreeMap<Key, u32>,
+    left: bool,
+    last_request: Option<(u64, u64, u32, Vec<Grant>)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Object {
+    location: Location,
+    meta: ObjectMeta,
+    owner: ClientId,
+    stride: u64,
+    last_use: u64,
+}
+
+pub(crate) struct World {
+    pub(crate) directory: Directory,
+    pub(crate) log: Arc<Log>,
+    strides: Vec<u64>,
+    regions: u64,
+    clients: Vec<Client>,
+    objects: BTreeMap<Key, Object>,
+    /// Grants that were returned or committed: nobody's any more.
+    spent: Vec<(Grant, u64)>,
+    generations: HashMap<PageId, u64>,
+    next_client: u64,
+    next_request: u64,
+    clock: u64,
+    /// Whether the journal refuses at random: then only what must hold even so is compared.
+    faulty: bool,
+    steps: u64,
+    /// Whoever asks for figures settles what readers did, so they are not asked for after each step.
+    check_every: u64,
+}
+
+pub(crate) fn pool(regions: u64) -> Pool {
+    let arena = Arena {
+        usable: 0..regions * REGION_BYTES,
+        alignment: 4096,
+        whole: false,
+    };
+    Pool::new([arena], Some(REGION_BYTES))
+}
+
+pub(crate) fn key(index: usize) -> Key {
+    Key::integer(index as u64 % 24)
+}
+
+fn layout(index: usize) -> Option<LayoutFingerprint> {
+    (!index.is_multiple_of(3)).then_some(LayoutFingerprint([(index % 3) as u8; 16]))
+}
+
+impl World {
+    pub(crate) fn new(regions: u64, strides: &[u64], clients: usize) -> Self {
+        let log = Arc::new(Log::default());
+        let policy = ondol_catalog::policy("lru").unwrap();
+        let mut world = Self {
+            directory: Directory::new(pool(regions), Box::new(Recorder(Arc::clone(&log))), policy),
+            log,
+            strides: strides.to_vec(),
+            regions,
+            clients: Vec::new(),
+            objects: BTreeMap::new(),
+            spent: Vec::new(),
+            generations: HashMap::new(),
+            next_client: 1,
+            next_request: 1,
+            clock: 1,
+            faulty: false,
+            steps: 0,
+            check_every: 1,
+        };
+        for _ in 0..clients {
+            let client = world.attach();
+            world.clients.push(client);
+        }
+        world
+    }
+
+    pub(crate) fn checked_every(mut self, steps: u64) -> Self {
+        self.check_every = steps;
+        self
+    }
+
+    pub(crate) fn with_faults(mut self, odds: u64, seed: u64) -> Self {
+        self.log.refuse(odds, seed);
+        self.faulty = true;
+        self
+    }
+
+    fn attach(&mut self) -> Client {
+        let table = create_lease_table().unwrap();
+        let id = ClientId(self.next_client);
+        self.next_client += 1;
+        self.directory.attach(id, table.as_fd()).unwrap();
+        Client {
+            id,
+            slots: LeaseSlots::open(table.as_fd()).unwrap(),
+            grants: Vec::new(),
+            leases: Vec::new(),
+            pins: BTreeMap::new(),
+            left: false,
+            last_request: None,
+        }
+    }
+
+    fn tick(&mut self, count: usize) -> u64 {
+        let first = self.clock;
+        self.clock += count as u64;
+        first
+    }
+
+    fn leases_on(&self, page: PageId) -> usize {
+        let leases = self.clients.iter().flat_map(|client| &client.leases);
+        leases.filter(|held| held.location.page == page).count()
+    }
+
+    fn pins_on(&self, key: &Key) -> u32 {
+        let pins = self
+            .clients
+            .iter()
+            .filter_map(|client| client.pins.get(key));
+        pins.sum()
+    }
+
+    fn is_held(&self, key: &Key, object: &Object) -> bool {
+        self.leases_on(object.location.page) > 0 || self.pins_on(key) > 0
+    }
+
+    fn granted(&self) -> impl Iterator<Item = (ClientId, Grant, u64)> {
+        self.clients.iter().flat_map(|client| {
+            client
+                .grants
+                .iter()
+                .map(|(grant, stride)| (client.id, *grant, *stride))
+        })
+    }
+
+    /// Pages of removed objects that somebody still reads.
+    fn retired(&self) -> BTreeSet<PageId> {
+        let visible: BTreeSet<_> = self
+            .objects
+            .values()
+            .map(|object| (object.location.page, object.location.generation))
+            .collect();
+        let leases = self.clients.iter().flat_map(|client| &client.leases);
+        leases
+            .map(|held| held.location)
+            .filter(|location| !visible.contains(&(location.page, location.generation)))
+            .map(|location| location.page)
+            .collect()
+    }
+
+    pub(crate) fn step(&mut self, step: &Step) {
+        self.steps += 1;
+        match step {
+            Step::Grant {
+                client,
+                stride,
+                count,
+                limited,
+            } => {
+                let stride = self.strides[stride % self.strides.len()];
+                let limit = if *limited { 1 << 20 } else { u64::MAX };
+                self.grant(client % self.clients.len(), stride, *count, limit);
+            }
+            Step::Repeat { client } => self.repeat(client % self.clients.len()),
+            Step::Return { client, pages } => self.give_back(client % self.clients.len(), pages),
+            Step::Commit { client, objects } => self.commit(client % self.clients.len(), objects),
+            Step::Retrieve {
+                client,
+                keys,
+                group,
+                prefix,
+                expect,
+            } => self.retrieve(client % self.clients.len(), keys, *group, *prefix, *expect),
+            Step::Abuse {
+                client,
+                keys,
+                group,
+            } => self.abuse(client % self.clients.len(), keys, *group),
+            Step::DropLease { client, lease } => {
+                let client = client % self.clients.len();
+                let leases = &mut self.clients[client].leases;
+                if !leases.is_empty() {
+                    let index = lease % leases.len();
+                    drop(leases.swap_remove(index).lease);
+                }
+            }
+            Step::Pin { client, keys } => self.pin(client % self.clients.len(), keys),
+            Step::Unpin { client, keys } => self.unpin(client % self.clients.len(), keys),
+            Step::Delete { keys } => self.delete(keys),
+            Step::Leave { client } => self.leave(client % self.clients.len()),
+            Step::Die { client } => self.die(client % self.clients.len()),
+        }
+        if self.faulty {
+            self.check_what_a_refusal_may_not_touch();
+        } else if self.steps.is_multiple_of(self.check_every) {
+            self.check();
+        }
+    }
+
+    /// Objects that are visible now.
+    fn visible(&self) -> BTreeMap<Key, Location> {
+        let listing = self.directory.list(None, u32::MAX);
+        assert!(!listing.more);
+        let objects = listing.objects.into_iter();
+        objects
+            .map(|object| (object.key, object.location))
+            .collect()
+    }
+
+    fn grant(&mut self, client: usize, stride: u64, count: u32, limit: u64) {
+        let request = self.next_request;
+        self.next_request += 1;
+        let id = self.clients[client].id;
+        let held: u64 = self.clients[client].grants.iter().map(|(_, s)| s).sum();
+        let (cheap, last_generation) = self.directory.with_pool(|pool| {
+            let idle_other = pool
+                .regions()
+                .any(|(_, region)| region.stride() != stride && region.is_idle());
+            let cheap =
+                pool.find_free(stride).is_some() || pool.plan_carve(stride).is_some() || idle_other;
+            (cheap, self.generations.clone())
+        });
+        let before = self.objects.clone();
+        let result = self.directory.grant(id, request, stride, count, limit);
+
+        let after = self.visible();
+        let gone: Vec<Key> = before
+            .keys()
+            .filter(|key| !after.contains_key(key))
+            .cloned()
+            .collect();
+        assert!(
+            gone.is_empty() || !cheap,
+            "{gone:?} had to go although there was room for {stride} bytes without"
+        );
+        for key in &gone {
+            assert!(
+                !self.is_held(key, &before[key]),
+                "{key} was evicted while it was held"
+            );
+        }
+        if let [only] = self.strides[..]
+            && !self.faulty
+        {
+            assert_eq!(only, stride);
+            let mut unheld: Vec<_> = before
+                .iter()
+                .filter(|(key, object)| !self.is_held(key, object))
+                .collect();
+            unheld.sort_by_key(|(_, object)| object.last_use);
+            let expected: BTreeSet<_> = unheld[..gone.len()].iter().map(|(key, _)| *key).collect();
+            assert_eq!(
+                gone.iter().collect::<BTreeSet<_>>(),
+                expected,
+                "not the least recently used objects were evicted"
+            );
+        }
+        self.objects.retain(|key, _| !gone.contains(key));
+
+        match result {
+            Ok(grants) => {
+                assert!(!self.clients[client].left);
+                assert!((1..=count as usize).contains(&grants.len()), "{grants:?}");
+                let bytes = held + grants.len() as u64 * stride;
+                assert!(
+                    bytes <= limit || (held == 0 && grants.len() == 1),
+                    "{bytes} bytes granted, {limit} allowed"
+                );
+                let retired = self.retired();
+                for grant in &grants {
+                    let page = grant.page;
+                    assert!(self.leases_on(page) == 0, "{page} is leased");
+                    assert!(!retired.contains(&page), "{page} is still read");
+                    assert!(
+                        self.objects
+                            .values()
+                            .all(|object| object.location.page != page),
+                        "{page} holds an object"
+                    );
+                    assert!(
+                        self.granted().all(|(_, other, _)| other.page != page),
+                        "{page} was granted twice"
+                    );
+                    let last = last_generation.get(&page).copied().unwrap_or(0);
+                    assert!(
+                        grant.generation.0 > last,
+                        "the generation of {page} did not grow"
+                    );
+                    self.generations.insert(page, grant.generation.0);
+                    let granted = self.directory.with_pool(|pool| pool.state(page));
+                    assert_eq!(granted, Some(PageState::Granted(id)));
+                    self.clients[client].grants.push((*grant, stride));
+                }
+                self.clients[client].last_request = Some((request, stride, count, grants));
+            }
+            Err(DirectoryError::ShareExceeded { held: told }) => {
+                assert_eq!(told, held);
+                assert!(held > 0 && held + stride > limit);
+            }
+            Err(DirectoryError::Full(breakdown)) => {
+                assert!(!cheap, "refused although there was room");
+                assert_eq!(breakdown.asked, stride);
+                self.check_full(stride, &breakdown);
+            }
+            Err(DirectoryError::UnknownClient) => assert!(self.clients[client].left),
+            Err(DirectoryError::Journal(_)) => assert!(self.faulty),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    /// The pool may say that it is full only if nothing can be freed for this page size.
+    fn check_full(&self, stride: u64, breakdown: &ondol_protocol::Breakdown) {
+        for (key, object) in &self.objects {
+            assert!(
+                object.stride != stride || self.is_held(key, object),
+                "{key} could have been evicted"
+            );
+        }
+        let retired = self.retired();
+        self.directory.with_pool(|pool| {
+            assert!(pool.plan_carve(stride).is_none() && pool.find_free(stride).is_none());
+            let mut of_size = 0;
+            let mut others = 0;
+            for (id, region) in pool.regions() {
+                if region.stride() == stride {
+                    of_size += u64::from(region.page_count()) * stride;
+                    continue;
+                }
+                others += region.extent().len;
+                let is_kept = self.granted().any(|(_, grant, _)| grant.page.region == id)
+                    || retired.iter().any(|page| page.region == id)
+                    || self.objects.iter().any(|(key, object)| {
+                        object.location.page.region == id && self.is_held(key, object)
+                    });
+                assert!(is_kept, "region {id} could have been drained");
+            }
+            assert_eq!(breakdown.other_classes, others);
+            assert_eq!(breakdown.free, pool.extents().free_bytes());
+            assert_eq!(
+                breakdown.leased + breakdown.pinned + breakdown.granted + breakdown.captive,
+                of_size,
+                "{breakdown:?} does not add up"
+            );
+        });
+        let granted = self
+            .granted()
+            .filter(|(_, _, size)| *size == stride)
+            .count() as u64;
+        assert_eq!(breakdown.granted, granted * stride);
+        let pinned_only = self.objects.iter().filter(|(key, object)| {
+            object.stride == stride
+                && self.leases_on(object.location.page) == 0
+                && self.pins_on(key) > 0
+        });
+        assert_eq!(breakdown.pinned, pinned_only.count() as u64 * stride);
+    }
+
+    fn repeat(&mut self, client: usize) {
+        let Some((request, stride, count, first)) = self.clients[client].last_request.clone()
+        else {
+            return;
+        };
+        if self.clients[client].left {
+            return;
+        }
+        let id = self.clients[client].id;
+        let again = self.directory.grant(id, request, stride, count, u64::MAX);
+        assert_eq!(again, Ok(first), "a repeated request got other pages");
+    }
+
+    /// A grant of this client's, of another one's, or one that is nobody's any more.
+    fn pick_grant(&self, client: usize, index: usize) -> Option<(Grant, u64)> {
+        let own = &self.clients[client].grants;
+        match index % 8 {
+            0 if !self.spent.is_empty() => Some(self.spent[index / 8 % self.spent.len()]),
+            1 => {
+                let foreign: Vec<_> = self.granted().collect();
+                let (_, grant, stride) = foreign.get(index / 8 % foreign.len().max(1))?;
+                Some((*grant, *stride))
+            }
+            _ if own.is_empty() => None,
+            _ => Some(own[index / 8 % own.len()]),
+        }
+    }
+
+    fn give_back(&mut self, client: usize, pages: &[usize]) {
+        let picks: Vec<_> = pages
+            .iter()
+            .filter_map(|index| self.pick_grant(client, *index))
+            .collect();
+        let grants: Vec<_> = picks.iter().map(|(grant, _)| *grant).collect();
+        let id = self.clients[client].id;
+        match self.directory.return_pages(id, &grants) {
+            Ok(answers) => {
+                assert_eq!(answers.len(), grants.len());
+                for ((grant, stride), answer) in picks.into_iter().zip(answers) {
+                    let own = &mut self.clients[client].grants;
+                    let place = own.iter().position(|(own, _)| *own == grant);
+                    assert_eq!(answer.is_ok(), place.is_some(), "{grant:?}: {answer:?}");
+                    if let Some(place) = place {
+                        own.swap_remove(place);
+                        self.spent.push((grant, stride));
+                    }
+                }
+            }
+            Err(DirectoryError::Journal(_)) if self.faulty => {
+                // Those before the refused one are back.
+                self.forget_lost_grants(client);
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    /// After a refusal in the middle of a batch: what the pool says of the client's pages.
+    fn forget_lost_grants(&mut self, client: usize) {
+        let id = self.clients[client].id;
+        let directory = &self.directory;
+        let own = &mut self.clients[client].grants;
+        own.retain(|(grant, _)| directory.with_pool(|pool| pool.check_grant(id, *grant).is_ok()));
+    }
+
+    fn commit(&mut self, client: usize, objects: &[(usize, usize, usize, usize)]) {
+        let id = self.clients[client].id;
+        let picks: Vec<_> = objects
+            .iter()
+            .filter_map(|(grant, name, len, layout_index)| {
+                let (grant, stride) = self.pick_grant(client, *grant)?;
+                let len = [0, 1, stride - 1, stride, stride, stride + 1][len % 6];
+                let location = Location {
+                    page: grant.page,
+                    generation: grant.generation,
+                    len,
+                };
+                let meta = ObjectMeta {
+                    layout: layout(*layout_index),
+                    checksum: Some(len),
+                };
+                let commit = Commit {
+                    key: key(*name),
+                    location,
+                    meta,
+                };
+                Some((commit, grant, stride))
+            })
+            .collect();
+        if picks.is_empty() {
+            return;
+        }
+        let commits: Vec<_> = picks.iter().map(|(commit, ..)| commit.clone()).collect();
+        let outcomes = self.directory.commit(id, &commits).unwrap();
+        assert_eq!(outcomes.len(), commits.len());
+        let first = self.tick(commits.len());
+        for (((commit, grant, stride), outcome), now) in
+            picks.into_iter().zip(outcomes).zip(first..)
+        {
+            let own = self.clients[client]
+                .grants
+                .iter()
+                .position(|(own, _)| *own == grant);
+            if let Some(present) = self.objects.get(&commit.key) {
+                let again = present.location == commit.location && present.owner == id;
+                let expected = if again {
+                    CommitOutcome::Stored
+                } else {
+                    CommitOutcome::AlreadyPresent
+                };
+                assert_eq!(outcome, expected, "{commit:?} against {present:?}");
+                continue;
+            }
+            let Some(own) = own else {
+                assert!(
+                    matches!(outcome, CommitOutcome::Refused(RefusedCommit::Stale(_))),
+                    "{commit:?} is not the client's page: {outcome:?}"
+                );
+                continue;
+            };
+            if commit.location.len > stride {
+                let expected = RefusedCommit::TooLong {
+                    len: commit.location.len,
+                    stride,
+                };
+                assert_eq!(outcome, CommitOutcome::Refused(expected));
+                continue;
+            }
+            if self.faulty && outcome == CommitOutcome::Refused(RefusedCommit::NotRecorded) {
+                continue;
+            }
+            assert_eq!(outcome, CommitOutcome::Stored, "{commit:?}");
+            self.clients[client].grants.swap_remove(own);
+            self.spent.push((grant, stride));
+            let object = Object {
+                location: commit.location,
+                meta: commit.meta,
+                owner: id,
+                stride,
+                last_use: now,
+            };
+            self.objects.insert(commit.key, object);
+        }
+    }
+
+    fn retrieve(&mut self, client: usize, keys: &[usize], group: u32, prefix: bool, expect: usize) {
+        let keys: Vec<_> = keys.iter().map(|index| key(*index)).collect();
+        let expect = layout(expect);
+        let mut leases: Vec<_> = keys
+            .iter()
+            .map(|_| Some(self.clients[client].slots.propose().unwrap()))
+            .collect();
+        let request = Retrieve {
+            keys: keys.clone(),
+            leases: leases.iter().flatten().map(Lease::reference).collect(),
+            group,
+            prefix,
+            expect,
+        };
+        let id = self.clients[client].id;
+        let answer = match self.directory.retrieve(id, &request) {
+            Ok(answer) => answer,
+            Err(DirectoryError::UnknownClient) if self.clients[client].left => return,
+            Err(other) => panic!("{other:?}"),
+        };
+        assert!(!self.clients[client].left);
+        let first = self.tick(keys.len());
+        let mut expected = vec![None; keys.len()];
+        let mut mismatches = 0;
+        for (chunk, start) in keys
+            .chunks(group as usize)
+            .zip((0..).step_by(group as usize))
+        {
+            let mut whole = true;
+            for key in chunk {
+                match self.objects.get(key) {
+                    Some(object) if expect.is_none() || object.meta.layout == expect => {}
+                    Some(_) => {
+                        mismatches += 1;
+                        whole = false;
+                    }
+                    None => whole = false,
+                }
+                if !whole {
+                    break;
+                }
+            }
+            if whole {
+                for (index, key) in (start..).zip(chunk) {
+                    expected[index] = Some(key.clone());
+                }
+            } else if prefix {
+                break;
+            }
+        }
+        assert_eq!(answer.mismatches, mismatches);
+        assert_eq!(answer.hits.len(), keys.len());
+        for (index, (hit, expected)) in answer.hits.into_iter().zip(expected).enumerate() {
+            let found = hit.map(|hit| (hit.location, hit.meta));
+            let object = expected.map(|key| {
+                let object = self.objects.get_mut(&key).unwrap();
+                object.last_use = first + index as u64;
+                (object.location, object.meta)
+            });
+            assert_eq!(found, object, "{:?}", keys[index]);
+            if let Some((location, _)) = found {
+                let lease = leases[index].take().unwrap();
+                self.clients[client].leases.push(Held { lease, location });
+            }
+        }
+    }
+
+    fn abuse(&mut self, client: usize, keys: &[usize], group: u32) {
+        if self.strides.len() == 1 {
+            // How far such a request gets is not said, so it would blur the order of uses.
+            return;
+        }
+        let keys: Vec<_> = keys.iter().map(|index| key(*index)).collect();
+        let lease = self.clients[client].slots.propose().unwrap();
+        let request = Retrieve {
+            leases: vec![lease.reference(); keys.len()],
+            keys,
+            group,
+            prefix: false,
+            expect: None,
+        };
+        let id = self.clients[client].id;
+        match self.directory.retrieve(id, &request) {
+            Ok(answer) => assert!(answer.hits.iter().flatten().count() <= 1),
+            Err(DirectoryError::BadLease(bad)) => assert_eq!(bad, lease.reference()),
+            Err(DirectoryError::UnknownClient) => assert!(self.clients[client].left),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    fn pin(&mut self, client: usize, keys: &[usize]) {
+        let keys: Vec<_> = keys.iter().map(|index| key(*index)).collect();
+        let id = self.clients[client].id;
+        match self.directory.pin(id, &keys) {
+            Ok(outcomes) => {
+                assert!(!self.clients[client].left);
+                for (key, outcome) in keys.into_iter().zip(outcomes) {
+                    let present = self.objects.contains_key(&key);
+                    assert_eq!(outcome == PinOutcome::Done, present, "{key}");
+                    if present {
+                        *self.clients[client].pins.entry(key).or_default() += 1;
+                    }
+                }
+            }
+            Err(DirectoryError::UnknownClient) => assert!(self.clients[client].left),
+            Err(DirectoryError::Journal(_)) if self.faulty => self.resync_pins(client),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    fn unpin(&mut self, client: usize, keys: &[usize]) {
+        let keys: Vec<_> = keys.iter().map(|index| key(*index)).collect();
+        let id = self.clients[client].id;
+        match self.directory.unpin(id, &keys) {
+            Ok(outcomes) => {
+                for (key, outcome) in keys.into_iter().zip(outcomes) {
+                    let pins = &mut self.clients[client].pins;
+                    let count = pins.get(&key).copied();
+                    assert_eq!(outcome == PinOutcome::Done, count.is_some(), "{key}");
+                    match count {
+                        Some(1) => drop(pins.remove(&key)),
+                        Some(count) => drop(pins.insert(key, count - 1)),
+                        None => {}
+                    }
+                }
+            }
+            Err(DirectoryError::UnknownClient) => assert!(self.clients[client].left),
+            Err(DirectoryError::Journal(_)) if self.faulty => self.resync_pins(client),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    /// After a refusal in the middle of a batch: the pins that the journal knows of.
+    fn resync_pins(&mut self, client: usize) {
+        let id = self.clients[client].id;
+        let mut pins: BTreeMap<Key, u32> = BTreeMap::new();
+        for change in &*self.log.changes.lock() {
+            match change {
+                Change::Pin { key, client } if *client == id => {
+                    *pins.entry(key.clone()).or_default() += 1;
+                }
+                Change::Unpin { key, client } if *client == id => {
+                    let count = pins.get_mut(key).expect("a pin before its end");
+                    *count -= 1;
+                }
+                _ => {}
+            }
+        }
+        pins.retain(|_, count| *count > 0);
+        self.clients[client].pins = pins;
+    }
+
+    fn delete(&mut self, keys: &[usize]) {
+        let keys: Vec<_> = keys.iter().map(|index| key(*index)).collect();
+        match self.directory.delete(&keys) {
+            Ok(outcomes) => {
+                for (key, outcome) in keys.into_iter().zip(outcomes) {
+                    let expected = match self.objects.get(&key) {
+                        None => DeleteOutcome::Absent,
+                        Some(_) if self.pins_on(&key) > 0 => DeleteOutcome::Pinned,
+                        Some(_) => DeleteOutcome::Deleted,
+                    };
+                    assert_eq!(outcome, expected, "{key}");
+                    if outcome == DeleteOutcome::Deleted {
+                        self.objects.remove(&key);
+                    }
+                }
+            }
+            Err(DirectoryError::Journal(_)) if self.faulty => {
+                let visible = self.visible();
+                let pinned: Vec<_> = keys.iter().filter(|key| self.pins_on(key) > 0).collect();
+                assert!(
+                    pinned.iter().all(|key| visible.contains_key(key)),
+                    "a pinned object was deleted"
+                );
+                self.objects.retain(|key, _| visible.contains_key(key));
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    fn leave(&mut self, client: usize) {
+        let id = self.clients[client].id;
+        let pins: u32 = self.clients[client].pins.values().sum();
+        match self.directory.leave(id) {
+            Ok(reclaimed) => {
+                let expected = Reclaimed {
+                    pins: pins.into(),
+                    ..Reclaimed::default()
+                };
+                if !self.faulty {
+                    assert_eq!(reclaimed, expected);
+                }
+                self.clients[client].pins.clear();
+            }
+            Err(DirectoryError::Journal(_)) if self.faulty => self.resync_pins(client),
+            Err(other) => panic!("{other:?}"),
+        }
+        self.clients[client].left = true;
+        self.reap(client);
+    }
+
+    /// A client that left and holds nothing is gone, and makes room for a new one.
+    fn reap(&mut self, client: usize) {
+        let Client {
+            id,
+            leases,
+            grants,
+            left,
+            ..
+        } = &self.clients[client];
+        let gone = *left && leases.is_empty() && grants.is_empty();
+        assert_eq!(self.directory.is_gone(*id), gone);
+        if gone {
+            self.die(client);
+        }
+    }
+
+    fn die(&mut self, client: usize) {
+        let fresh = self.attach();
+        let dead = std::mem::replace(&mut self.clients[client], fresh);
+        let expected = Reclaimed {
+            leases: dead.leases.len() as u64,
+            pins: dead.pins.values().map(|count| u64::from(*count)).sum(),
+            grants: dead.grants.len() as u64,
+        };
+        self.spent.extend(&dead.grants);
+        match self.directory.detach(dead.id) {
+            Ok(reclaimed) => {
+                // The leases are not dropped before, as a dead process drops nothing.
+                assert!(
+                    self.faulty || reclaimed == expected,
+                    "{reclaimed:?}, expected {expected:?}"
+                );
+            }
+            Err(DirectoryError::Journal(_)) if self.faulty => {
+                // What is not recorded did not happen; asked again, it must.
+                let mut tries = 0;
+                while let Err(error) = self.directory.detach(dead.id) {
+                    assert!(matches!(error, DirectoryError::Journal(_)), "{error:?}");
+                    tries += 1;
+                    assert!(tries < 10_000, "a dead client is never forgotten");
+                }
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+        assert_eq!(
+            self.directory.detach(dead.id),
+            Err(DirectoryError::UnknownClient)
+        );
+    }
+
+    /// Every figure and every object agrees with the model.
+    fn check(&mut self) {
+        for client in 0..self.clients.len() {
+            self.reap(client);
+        }
+        let visible = self.visible();
+        let expected: BTreeMap<_, _> = self
+            .objects
+            .iter()
+            .map(|(key, object)| (key.clone(), object.location))
+            .collect();
+        assert_eq!(visible, expected);
+        let stats = self.directory.stats();
+        self.check_stats(&stats);
+        for object in self.directory.list(None, u32::MAX).objects {
+            let model = &self.objects[&object.key];
+            assert_eq!(object.meta, model.meta);
+            assert_eq!(
+                (object.leases as usize, object.pins),
+                (
+                    self.leases_on(model.location.page),
+                    self.pins_on(&object.key)
+                ),
+                "{}",
+                object.key
+            );
+        }
+        self.check_pages();
+    }
+
+    fn check_stats(&self, stats: &EngineStats) {
+        assert_eq!(stats.objects, self.objects.len() as u64);
+        let bytes: u64 = self
+            .objects
+            .values()
+            .map(|object| object.location.len)
+            .sum();
+        assert_eq!(stats.object_bytes, bytes);
+        assert_eq!(stats.retired, self.retired().len() as u64);
+        assert_eq!(stats.clients.len(), self.clients.len());
+        for client in &self.clients {
+            let told = stats
+                .clients
+                .iter()
+                .find(|told| told.id == client.id.0)
+                .unwrap();
+            let own = || {
+                self.objects
+                    .values()
+                    .filter(|object| object.owner == client.id)
+            };
+            assert_eq!(
+                (
+                    told.leases,
+                    told.pins,
+                    told.granted_pages,
+                    told.granted_bytes,
+                    told.objects,
+                    told.object_bytes
+                ),
+                (
+                    client.leases.len() as u64,
+                    client.pins.values().map(|count| u64::from(*count)).sum(),
+                    client.grants.len() as u64,
+                    client.grants.iter().map(|(_, stride)| stride).sum(),
+                    own().count() as u64,
+                    own().map(|object| object.location.len).sum()
+                ),
+                "client {}",
+                client.id
+            );
+        }
+        for class in &stats.classes {
+            let granted = self
+                .granted()
+                .filter(|(_, _, stride)| *stride == class.stride);
+            assert_eq!(class.granted, granted.count() as u64);
+            let committed = self
+                .objects
+                .values()
+                .filter(|object| object.stride == class.stride);
+            assert_eq!(class.committed, committed.count() as u64);
+        }
+    }
+
+    fn check_pages(&self) {
+        let retired = self.retired();
+        self.directory.with_pool(|pool| {
+            let mut states: HashMap<PageId, PageState> = HashMap::new();
+            for object in self.objects.values() {
+                states.insert(object.location.page, PageState::Committed);
+            }
+            for (client, grant, _) in self.granted() {
+                let before = states.insert(grant.page, PageState::Granted(client));
+                assert_eq!(before, None, "{} has two uses", grant.page);
+            }
+            for page in retired {
+                let before = states.insert(page, PageState::Retired);
+                assert_eq!(before, None, "{page} has two uses");
+            }
+            let mut in_use = 0;
+            for (id, region) in pool.regions() {
+                for index in 0..region.page_count() {
+                    let page = PageId { region: id, index };
+                    let expected = states.get(&page).copied().unwrap_or(PageState::Free);
+                    assert_eq!(pool.state(page), Some(expected), "{page}");
+                    in_use += usize::from(expected != PageState::Free);
+                }
+            }
+            assert_eq!(in_use, states.len(), "pages in use lie in no region");
+        });
+    }
+
+    /// What holds in spite of refusals: nothing visible is unaccounted for, nothing accounted for is reused.
+    fn check_what_a_refusal_may_not_touch(&self) {
+        let visible = self.visible();
+        let expected: BTreeMap<_, _> = self
+            .objects
+            .iter()
+            .map(|(key, object)| (key.clone(), object.location))
+            .collect();
+        assert_eq!(visible, expected, "a refused change can be seen");
+        let retired = self.retired();
+        self.directory.with_pool(|pool| {
+            for location in visible.values() {
+                assert_eq!(pool.state(location.page), Some(PageState::Committed));
+            }
+            for page in &retired {
+                assert_eq!(pool.state(*page), Some(PageState::Retired), "{page}");
+            }
+            for (client, grant, _) in self.granted() {
+                assert_eq!(
+                    pool.state(grant.page),
+                    Some(PageState::Granted(client)),
+                    "{}",
+                    grant.page
+                );
+            }
+        });
+        let pins = self
+            .directory
+            .stats()
+            .clients
+            .iter()
+            .map(|client| client.pins)
+            .sum::<u64>();
+        let expected = self
+            .clients
+            .iter()
+            .flat_map(|client| client.pins.values())
+            .sum::<u32>();
+        assert_eq!(pins, u64::from(expected));
+    }
+
+    /// The recorded changes rebuild the pool as it is.
+    pub(crate) fn check_replay(&self) {
+        let mut replay = pool(self.regions);
+        for change in &*self.log.changes.lock() {
+            replay
+                .apply(change)
+                .unwrap_or_else(|error| panic!("the journal cannot be replayed: {error}"));
+        }
+        self.directory
+            .with_pool(|pool| assert_eq!(*pool, replay, "the replay differs"));
+    }
+
+    /// Everybody dies and everything is deleted: then all of the pool can be used again.
+    pub(crate) fn check_that_nothing_leaked(&mut self) {
+        self.log.refuse(0, 1);
+        for client in 0..self.clients.len() {
+            self.die(client);
+        }
+        let keys: Vec<_> = self.visible().into_keys().collect();
+        let outcomes = self.directory.delete(&keys).unwrap();
+        assert!(
+            outcomes
+                .iter()
+                .all(|outcome| *outcome == DeleteOutcome::Deleted),
+            "{outcomes:?}: a pin outlived its owner"
+        );
+        let stats = self.directory.stats();
+        assert_eq!((stats.objects, stats.retired), (0, 0));
+        assert!(
+            stats
+                .classes
+                .iter()
+                .all(|class| class.free == class.pages && class.granted == 0),
+            "{:?}",
+            stats.classes
+        );
+        let stride = REGION_BYTES;
+        let client = self.clients[0].id;
+        for _ in 0..self.regions {
+            let request = self.next_request;
+            self.next_request += 1;
+            let grants = self.directory.grant(client, request, stride, 1, u64::MAX);
+            assert_eq!(grants.map(|grants| grants.len()), Ok(1));
+        }
+        self.check_replay();
+    }
+}
