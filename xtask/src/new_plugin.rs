@@ -363,4 +363,20 @@ mod tests {
         );
         with_use("fn main() {}\n", "handler-b").unwrap_err();
     }
+
+    #[test]
+    fn the_binary_as_it_stands_can_take_another_plugin() {
+        let dir = workspace::root().unwrap().join("crates/ondol-bin");
+        let read = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap();
+        let source = with_use(&read("src/main.rs"), "handler-zzz").unwrap();
+        let list = source.find("EXPECTED").unwrap();
+        let (uses, list) = source.split_at(list);
+        assert!(uses.contains("use handler_zzz as _;"), "{source}");
+        let list = &list[..list.find("];").unwrap()];
+        assert!(
+            list.contains("#[cfg(feature = \"handler-zzz\")]\n    \"handler-zzz\","),
+            "{source}"
+        );
+        with_feature(&read("Cargo.toml"), "handler-zzz").unwrap();
+    }
 }
