@@ -2,12 +2,13 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::client::{get, list, put, remove, stat};
 use crate::log::LogArgs;
 use crate::{contract, plugins, replay, serve};
 
 /// Keeps the KV caches of LLM inference warm, in shared memory.
 #[derive(Debug, Parser)]
-#[command(name = "ondol", version, propagate_version = true)]
+#[command(name = "ondol", version)]
 pub(crate) struct Cli {
     #[command(flatten)]
     log: LogArgs,
@@ -18,6 +19,11 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(Box<serve::Args>),
+    Put(put::Args),
+    Get(get::Args),
+    Ls(list::Args),
+    Rm(remove::Args),
+    Stat(stat::Args),
     Plugins(plugins::Args),
     Replay(replay::Args),
     #[command(hide = true)]
@@ -36,6 +42,11 @@ impl Cli {
         }
         match command {
             Command::Serve(_) => unreachable!("returned above"),
+            Command::Put(args) => put::run(&args),
+            Command::Get(args) => get::run(&args),
+            Command::Ls(args) => list::run(&args),
+            Command::Rm(args) => remove::run(&args),
+            Command::Stat(args) => stat::run(&args),
             Command::Plugins(args) => plugins::run(&args, expected),
             Command::Replay(args) => replay::run(&args),
             Command::Contract(args) => contract::run(&args),

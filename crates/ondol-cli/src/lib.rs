@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod client;
 mod contract;
 mod log;
 mod output;

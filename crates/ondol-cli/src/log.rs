@@ -12,10 +12,22 @@ use crate::serve::Given;
 pub(crate) struct LogArgs {
     /// What to log: error, warn, info, debug, trace, off, or a filter such as `warn,ondol_server=debug`
     /// [env: ONDOL_LOG] [default: info for serve, else warn]
-    #[arg(long, global = true, value_name = "FILTER", hide_short_help = true)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILTER",
+        hide_short_help = true,
+        display_order = 900
+    )]
     pub(crate) log: Option<String>,
     /// How to log: text or json [env: ONDOL_LOG_FORMAT] [default: text]
-    #[arg(long, global = true, value_name = "FORMAT", hide_short_help = true)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FORMAT",
+        hide_short_help = true,
+        display_order = 901
+    )]
     pub(crate) log_format: Option<String>,
 }
 

@@ -165,7 +165,7 @@ fn read_share_limit(text: &str) -> anyhow::Result<u64> {
     Ok(size)
 }
 
-fn read_path(text: &str) -> anyhow::Result<PathBuf> {
+pub(crate) fn read_path(text: &str) -> anyhow::Result<PathBuf> {
     ensure!(!text.is_empty(), "the path is empty");
     Ok(text.into())
 }

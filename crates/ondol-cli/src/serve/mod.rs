@@ -10,6 +10,7 @@ use std::thread;
 
 use anyhow::Context;
 use ondol_engine::{Engine, EngineConfig};
+use ondol_host::guarded;
 use ondol_memory::format_size;
 use ondol_server::{DoorConfig, StateDir, UnixDoor};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -18,11 +19,11 @@ use signal_hook::iterator::Signals;
 use crate::log::{self, LogArgs};
 use config::Config;
 
-pub(crate) use config::Args;
+pub(crate) use config::{Args, read_path};
 pub(crate) use layers::{Given, Layers};
 
 /// What runs while the server serves; dropped from the first to the last.
-struct House {
+struct Running {
     door: UnixDoor,
     engine: Arc<Engine>,
     // Last, so that no other server starts while this one ends.
@@ -30,7 +31,7 @@ struct House {
 }
 
 enum Event {
-    Opened(anyhow::Result<House>),
+    Opened(anyhow::Result<Running>),
     Signal(i32),
 }
 
@@ -46,30 +47,34 @@ pub(crate) fn run(args: &Args, log: &LogArgs) -> anyhow::Result<ExitCode> {
         .name("ondol-open".to_owned())
         .spawn(move || {
             let pool_from = layers.origin("pool", "the default pool").to_owned();
-            let _ = sender.send(Event::Opened(open(config, &pool_from)));
+            // Caught, as the loop below would wait for ever for what a panic keeps from being sent.
+            let opened = guarded(|| open(config, &pool_from)).unwrap_or_else(|panicked| {
+                Err(anyhow::anyhow!("the start of the server {panicked}"))
+            });
+            let _ = sender.send(Event::Opened(opened));
         })
         .context("cannot start a thread")?;
 
-    let mut house = None;
+    let mut running = None;
     for event in events {
         match event {
             Event::Opened(opened) => {
                 let opened = opened?;
                 announce(&opened);
-                house = Some(opened);
+                running = Some(opened);
             }
             Event::Signal(signal) => {
                 let signal = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-                tracing::info!(signal, ready = house.is_some(), "stopping");
+                tracing::info!(signal, ready = running.is_some(), "stopping");
                 break;
             }
         }
     }
-    if let Some(House {
+    if let Some(Running {
         door,
         engine,
         _state,
-    }) = house
+    }) = running
     {
         door.stop();
         drop((door, engine));
@@ -93,7 +98,7 @@ fn watch_signals(sender: Sender<Event>) -> std::io::Result<()> {
     Ok(())
 }
 
-fn open(config: Config, pool_from: &str) -> anyhow::Result<House> {
+fn open(config: Config, pool_from: &str) -> anyhow::Result<Running> {
     let state = StateDir::lock(&config.state_dir)?;
     let mut engine = EngineConfig::new(config.devices);
     engine.secret = Some(state.secret()?);
@@ -112,17 +117,17 @@ fn open(config: Config, pool_from: &str) -> anyhow::Result<House> {
     door.max_connections = config.max_connections.unwrap_or(door.max_connections);
     let house = Arc::clone(&engine);
     let door = UnixDoor::open(house, &state, door)?;
-    Ok(House {
+    Ok(Running {
         door,
         engine,
         _state: state,
     })
 }
 
-fn announce(house: &House) {
-    let stats = house.engine.stats();
+fn announce(running: &Running) {
+    let stats = running.engine.stats();
     tracing::info!(
-        socket = %house.door.socket().display(),
+        socket = %running.door.socket().display(),
         pool = %format_size(stats.pool.total_bytes),
         devices = stats.pool.devices.join(", "),
         policy = stats.policy,

@@ -1,0 +1,140 @@
+//! `ondol stat`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use ondol_handler::{HandlerStats, Plugins};
+use ondol_memory::format_size;
+use serde_json::json;
+
+use super::{Client, ServerArgs};
+use crate::output::{Table, print_json, stdout};
+
+/// Show the figures of a server: pool, page sizes, clients, counters
+///
+/// Counters that are still at zero are left out; --json has them all.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let client = args.server.connect(Plugins::None)?;
+    let stats = client.handler.stats()?;
+    if args.json {
+        let mut all = serde_json::to_value(&stats.engine)?;
+        all["socket"] = json!(client.socket);
+        all["hit_rate"] = json!(hit_rate(&stats));
+        print_json(&all)?;
+    } else {
+        print(&client, &stats)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Objects found of those asked for; `None` while nobody has asked.
+fn hit_rate(stats: &HandlerStats) -> Option<f64> {
+    let [hits, misses] = ["ondol_lookup_hits_total", "ondol_lookup_misses_total"]
+        .map(|name| stats.engine.counters.get(name).copied().unwrap_or(0) as f64);
+    (hits + misses > 0.0).then(|| hits / (hits + misses))
+}
+
+fn print(client: &Client, stats: &HandlerStats) -> anyhow::Result<()> {
+    let engine = &stats.engine;
+    let pool = &engine.pool;
+    let mut out = stdout();
+    writeln!(
+        out,
+        "server    {}, policy {}",
+        client.socket.display(),
+        engine.policy
+    )?;
+    writeln!(
+        out,
+        "pool      {} in {} regions and {} free (largest run {})",
+        format_size(pool.total_bytes - pool.free_bytes.min(pool.total_bytes)),
+        pool.regions,
+        format_size(pool.free_bytes),
+        format_size(pool.largest_free_extent)
+    )?;
+    for device in &pool.devices {
+        writeln!(out, "          {device}")?;
+    }
+    write!(
+        out,
+        "objects   {}, {}",
+        engine.objects,
+        format_size(engine.object_bytes)
+    )?;
+    match engine.retired {
+        0 => writeln!(out)?,
+        retired => writeln!(out, ", and {retired} removed that are still being read")?,
+    }
+    match hit_rate(stats) {
+        Some(rate) => writeln!(out, "hit rate  {:.1} %", rate * 100.0)?,
+        None => writeln!(out, "hit rate  -")?,
+    }
+
+    if !engine.classes.is_empty() {
+        let heading = [
+            ">PAGE SIZE",
+            ">REGIONS",
+            ">PAGES",
+            ">FREE",
+            ">GRANTED",
+            ">COMMITTED",
+        ];
+        let mut table = Table::new(heading);
+        for class in &engine.classes {
+            table.row([
+                format_size(class.stride),
+                class.regions.to_string(),
+                class.pages.to_string(),
+                class.free.to_string(),
+                class.granted.to_string(),
+                class.committed.to_string(),
+            ]);
+        }
+        writeln!(out)?;
+        table.write(&mut out, "")?;
+    }
+
+    let mut table = Table::new([
+        ">CLIENT", ">PID", ">LEASES", ">PINS", ">GRANTED", ">BYTES", ">OBJECTS", ">BYTES",
+    ]);
+    // This command is a client too, but not one that anybody asks about.
+    let mut others = engine
+        .clients
+        .iter()
+        .filter(|other| other.id != client.id)
+        .peekable();
+    if others.peek().is_some() {
+        for other in others {
+            table.row([
+                other.id.to_string(),
+                other.pid.to_string(),
+                other.leases.to_string(),
+                other.pins.to_string(),
+                other.granted_pages.to_string(),
+                format_size(other.granted_bytes),
+                other.objects.to_string(),
+                format_size(other.object_bytes),
+            ]);
+        }
+        writeln!(out)?;
+        table.write(&mut out, "")?;
+    }
+
+    let mut table = Table::new(["COUNTER", ">SINCE START"]);
+    for (name, value) in engine.counters.iter().filter(|(_, value)| **value > 0) {
+        table.row([name.clone(), value.to_string()]);
+    }
+    writeln!(out)?;
+    table.write(&mut out, "")?;
+    out.flush()?;
+    Ok(())
+}
