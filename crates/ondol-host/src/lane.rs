@@ -100,12 +100,18 @@ impl Lane {
     /// Waits until all that is queued now is done; false if it is not by `deadline`.
     pub(crate) fn settle(&self, deadline: Instant) -> bool {
         let Some(jobs) = &self.jobs else { return true };
-        let (done, wait) = bounded(1);
-        if jobs.send_deadline(Job::Mark(done), deadline).is_err() {
-            return false;
+        loop {
+            let (done, wait) = bounded(1);
+            if jobs.send_deadline(Job::Mark(done), deadline).is_err() {
+                return false;
+            }
+            match wait.recv_deadline(deadline) {
+                Ok(()) => return true,
+                Err(RecvTimeoutError::Timeout) => return false,
+                // The mark was cleared away with what waited before it; what is running may not have ended yet.
+                Err(RecvTimeoutError::Disconnected) => {}
+            }
         }
-        // Disconnected: the mark was cleared away together with what it waited for.
-        wait.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout)
     }
 
     /// Lets the thread end once it has done what is queued.

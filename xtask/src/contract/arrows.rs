@@ -19,7 +19,12 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("ondol-memory", &["ondol-shm", "ondol-plugin"]),
     (
         "ondol-directory",
-        &["ondol-memory", "ondol-shm", "ondol-plugin"],
+        &[
+            "ondol-memory",
+            "ondol-protocol",
+            "ondol-shm",
+            "ondol-plugin",
+        ],
     ),
     (
         "ondol-engine",
