@@ -28,13 +28,9 @@ pub use ondol_handler::{
 };
 pub use ondol_protocol::default_socket;
 
-/// An engine in this process: devices, pool, directory.
+/// An engine in this process: devices, pool, directory. Devices are texts that are parsed, as in the example above.
 pub mod engine {
     pub use ondol_engine::{Engine, EngineConfig, EngineError, Session};
-    pub use ondol_memory::{
-        Change, DeviceEnv, DeviceError, DeviceUri, Journal, JournalError, NoJournal, OpenOptions,
-        RemoveReason, SizeError, UriError, format_size, parse_size,
-    };
     pub use ondol_protocol::{ClassStats, ClientStats, EngineStats, PoolStats};
 }
 
