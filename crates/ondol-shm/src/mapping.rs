@@ -7,17 +7,55 @@
 //! read nor written by anyone else. Processes that were given the pool's descriptors are trusted with it.
 
 use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
+use crate::ForkGuard;
+
 /// A read-only mapping of a whole file: a stray write through it faults.
 #[derive(Debug)]
-pub struct ReadMapping(MmapRaw);
+pub struct ReadMapping(Home);
 
 /// A writable mapping of a whole file.
 #[derive(Debug)]
-pub struct WriteMapping(MmapRaw);
+pub struct WriteMapping(Home);
+
+/// A mapping that is there in the process that made it only, and unmapped there only: in a forked child something
+/// else may lie at its place by then.
+#[derive(Debug)]
+struct Home {
+    map: ManuallyDrop<MmapRaw>,
+    process: ForkGuard,
+}
+
+impl Home {
+    fn new(map: MmapRaw) -> io::Result<Self> {
+        map.advise(Advice::DontFork)?;
+        Ok(Self {
+            map: ManuallyDrop::new(map),
+            process: ForkGuard::new(),
+        })
+    }
+}
+
+impl Deref for Home {
+    type Target = MmapRaw;
+    fn deref(&self) -> &MmapRaw {
+        &self.map
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if self.process.is_home() {
+            // SAFETY: dropped here and nowhere else, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.map) };
+        }
+    }
+}
 
 impl ReadMapping {
     /// Maps the first `len` bytes of `file`. The mapping is not inherited by forked children.
@@ -27,8 +65,7 @@ impl ReadMapping {
     pub fn new(file: BorrowedFd<'_>, len: u64) -> io::Result<Self> {
         let len = checked_len(file, len)?;
         let map = MmapOptions::new().len(len).map_raw_read_only(&file)?;
-        map.advise(Advice::DontFork)?;
-        Ok(Self(map))
+        Ok(Self(Home::new(map)?))
     }
 
     /// Length in bytes.
@@ -71,8 +108,7 @@ impl WriteMapping {
     pub fn new(file: BorrowedFd<'_>, len: u64) -> io::Result<Self> {
         let len = checked_len(file, len)?;
         let map = MmapOptions::new().len(len).map_raw(&file)?;
-        map.advise(Advice::DontFork)?;
-        Ok(Self(map))
+        Ok(Self(Home::new(map)?))
     }
 
     /// Length in bytes.
