@@ -161,10 +161,11 @@ impl Drop for PageMut {
         if self.bytes.take().is_none() || !self.line.home.is_home() {
             return;
         }
-        self.line.stock.put(self.stride, self.grant);
+        let plane = &*self.line.plane;
+        self.line.stock.put(plane, self.stride, self.grant);
         if self.line.is_over() {
             // The handler has left; nobody takes from the stock of this line again.
-            self.line.stock.give_back(&*self.line.plane);
+            self.line.stock.give_back(plane);
         }
     }
 }

@@ -116,6 +116,15 @@ impl Regions {
         let mut backings = self.backings.lock();
         let mut known = self.known.write();
         let mut next = HashMap::with_capacity(list.len());
+        // Ids only grow: what is above all of the list may be on a newer one that another thread fetched meanwhile.
+        let newest = list.iter().map(|info| info.handle.span.region_id).max();
+        let newer = |(id, _): &(&RegionId, &Arc<KnownRegion>)| Some(**id) > newest;
+        next.extend(
+            known
+                .iter()
+                .filter(newer)
+                .map(|(id, region)| (*id, Arc::clone(region))),
+        );
         for info in list {
             let id = info.handle.span.region_id;
             // A region that stays keeps its entry, with the claims of pages that are being written.

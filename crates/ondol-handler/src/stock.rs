@@ -7,6 +7,8 @@ use ondol_protocol::{ControlError, ControlPlane, Grant, GrantRequest};
 use parking_lot::Mutex;
 
 const LARGEST_BATCH: u32 = 64;
+/// So many pages are returned with one message.
+const RETURNED_AT_ONCE: usize = 1024;
 
 #[derive(Debug, Default)]
 struct Shelves {
@@ -44,7 +46,7 @@ impl Stock {
         if let Some(grant) = self.pop(stride) {
             return Ok(grant);
         }
-        self.settle(plane);
+        self.settle(plane)?;
         if let Some(grant) = self.pop(stride) {
             return Ok(grant);
         }
@@ -59,14 +61,20 @@ impl Stock {
         }
     }
 
-    /// Puts a page back that is still granted.
-    pub(crate) fn put(&self, stride: u64, grant: Grant) {
-        self.shelves
-            .lock()
-            .pages
-            .entry(stride)
-            .or_default()
-            .push(grant);
+    /// Puts a page back that is still granted. More than two batches are not kept: what lies idle here is missing
+    /// elsewhere.
+    pub(crate) fn put(&self, plane: &dyn ControlPlane, stride: u64, grant: Grant) {
+        let most = self.largest_batch(stride) as usize;
+        let excess = {
+            let mut shelves = self.shelves.lock();
+            let shelf = shelves.pages.entry(stride).or_default();
+            shelf.push(grant);
+            if shelf.len() <= 2 * most {
+                return;
+            }
+            shelf.split_off(most)
+        };
+        let _ = self.return_or_keep(plane, excess);
     }
 
     /// Notes a page whose commit was not answered.
@@ -76,7 +84,9 @@ impl Stock {
 
     /// Returns every page in stock to the engine; how many were returned.
     pub(crate) fn give_back(&self, plane: &dyn ControlPlane) -> usize {
-        self.settle(plane);
+        if self.settle(plane).is_err() {
+            return 0;
+        }
         let pages: Vec<Grant> = self
             .shelves
             .lock()
@@ -84,17 +94,31 @@ impl Stock {
             .drain()
             .flat_map(|(_, pages)| pages)
             .collect();
-        if pages.is_empty() {
-            return 0;
+        let count = pages.len();
+        match self.return_or_keep(plane, pages) {
+            Ok(()) => count,
+            Err(_) => 0,
         }
-        match plane.return_pages(&pages) {
-            Ok(_) => pages.len(),
-            Err(error) => {
+    }
+
+    /// Returns pages; those that the engine may not have taken back are kept, to be returned later.
+    fn return_or_keep(
+        &self,
+        plane: &dyn ControlPlane,
+        mut pages: Vec<Grant>,
+    ) -> Result<(), ControlError> {
+        while !pages.is_empty() {
+            let rest = pages.split_off(pages.len().min(RETURNED_AT_ONCE));
+            if let Err(error) = plane.return_pages(&pages) {
                 tracing::debug!(%error, pages = pages.len(), "pages could not be returned now");
-                self.shelves.lock().unsettled.extend(pages);
-                0
+                let mut shelves = self.shelves.lock();
+                shelves.unsettled.extend(pages);
+                shelves.unsettled.extend(rest);
+                return Err(error);
             }
+            pages = rest;
         }
+        Ok(())
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -106,12 +130,16 @@ impl Stock {
             .sum()
     }
 
+    fn largest_batch(&self, stride: u64) -> u32 {
+        (self.batch_bytes / stride.max(1)).clamp(1, LARGEST_BATCH.into()) as u32
+    }
+
     fn pop(&self, stride: u64) -> Option<Grant> {
         self.shelves.lock().pages.get_mut(&stride)?.pop()
     }
 
     fn fetch(&self, plane: &dyn ControlPlane, stride: u64) -> Result<Grant, ControlError> {
-        let most = (self.batch_bytes / stride.max(1)).clamp(1, LARGEST_BATCH.into()) as u32;
+        let most = self.largest_batch(stride);
         let count = {
             let mut shelves = self.shelves.lock();
             let next = shelves.next_batch.entry(stride).or_insert(1);
@@ -143,8 +171,9 @@ impl Stock {
         Ok(first)
     }
 
-    /// Asks again for what was not answered, and returns what may or may not have been committed.
-    fn settle(&self, plane: &dyn ControlPlane) {
+    /// Asks again for what was not answered, and returns what may or may not have been committed. At the first
+    /// question that is not answered either the rest is left for another time.
+    fn settle(&self, plane: &dyn ControlPlane) -> Result<(), ControlError> {
         let (requests, grants) = {
             let mut shelves = self.shelves.lock();
             (
@@ -152,7 +181,8 @@ impl Stock {
                 std::mem::take(&mut shelves.unsettled),
             )
         };
-        for request in requests {
+        let mut requests = requests.into_iter();
+        while let Some(request) = requests.next() {
             match plane.grant(request) {
                 Ok(pages) => self
                     .shelves
@@ -161,15 +191,28 @@ impl Stock {
                     .entry(request.stride)
                     .or_default()
                     .extend(pages),
-                Err(error) if error.is_outcome_unknown() => {
-                    self.shelves.lock().unanswered.push(request)
+                Err(error) if !is_answer(&error) => {
+                    let mut shelves = self.shelves.lock();
+                    shelves.unanswered.push(request);
+                    shelves.unanswered.extend(requests);
+                    shelves.unsettled.extend(grants);
+                    return Err(error);
                 }
                 // It had not been carried out before and is not now.
                 Err(error) => tracing::debug!(%error, "a repeated request for pages was refused"),
             }
         }
-        if !grants.is_empty() && plane.return_pages(&grants).is_err() {
-            self.shelves.lock().unsettled.extend(grants);
-        }
+        self.return_or_keep(plane, grants)
     }
+}
+
+/// Whether the engine said this. If not, it may still be carrying out what it was asked before.
+fn is_answer(error: &ControlError) -> bool {
+    matches!(
+        error,
+        ControlError::PoolFull(_)
+            | ControlError::ShareExceeded { .. }
+            | ControlError::Refused(_)
+            | ControlError::Failed(_)
+    )
 }

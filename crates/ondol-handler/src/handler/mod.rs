@@ -12,7 +12,7 @@ use ondol_host::{HandlerPlugins, LoadOptions, PluginReport, Registry};
 use ondol_plugin::Key;
 use ondol_protocol::{ControlError, ControlPlane, Listing};
 use ondol_shm::ForkGuard;
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::line::Line;
 use crate::metrics::Counters;
@@ -206,6 +206,15 @@ impl Handler {
         let line = Line::open((self.connect)()?, self.config.stock_bytes)?;
         self.line.store(Some(Arc::new(line)));
         Ok(())
+    }
+
+    /// Keeps `close` and `reconnect` out. A forked child is turned away before it waits for a lock that a thread of
+    /// its parent holds.
+    fn writer(&self) -> Result<RwLockReadGuard<'_, ()>, HandlerError> {
+        if !self.home.is_home() {
+            return Err(HandlerError::Forked);
+        }
+        Ok(self.lifecycle.read())
     }
 
     fn line(&self) -> Result<Arc<Line>, HandlerError> {

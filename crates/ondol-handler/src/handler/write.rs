@@ -33,7 +33,7 @@ impl Handler {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_in(&self, page_bytes: u64, len: usize) -> Result<PageMut, HandlerError> {
-        let _writer = self.lifecycle.read();
+        let _writer = self.writer()?;
         let line = self.line()?;
         let longest = page_bytes.min(line.info.max_page_bytes);
         if len as u64 > longest || page_bytes > line.info.max_page_bytes {
@@ -50,7 +50,7 @@ impl Handler {
         match claim() {
             Ok(bytes) => Ok(PageMut::new(line, bytes, grant, page_bytes)),
             Err(error) => {
-                line.stock.put(page_bytes, grant);
+                line.stock.put(&*line.plane, page_bytes, grant);
                 Err(error)
             }
         }
@@ -122,7 +122,7 @@ impl Handler {
         &self,
         objects: Vec<(Key, PageMut, ObjectMeta)>,
     ) -> Result<BatchStored, HandlerError> {
-        let _writer = self.lifecycle.read();
+        let _writer = self.writer()?;
         let line = self.line()?;
         if objects
             .iter()
@@ -165,7 +165,7 @@ impl Handler {
                 Ok(Stored::New)
             }
             CommitOutcome::AlreadyPresent => {
-                line.stock.put(stride, grant);
+                line.stock.put(&*line.plane, stride, grant);
                 Ok(Stored::AlreadyPresent)
             }
             CommitOutcome::Refused(reason) => {
@@ -193,7 +193,7 @@ impl Handler {
     /// # Errors
     /// [`HandlerError`].
     pub fn batch_delete(&self, keys: &[Key]) -> Result<Vec<DeleteOutcome>, HandlerError> {
-        let _writer = self.lifecycle.read();
+        let _writer = self.writer()?;
         Ok(self.line()?.plane.delete(keys)?)
     }
 }
