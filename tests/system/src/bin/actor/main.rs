@@ -1,0 +1,36 @@
+//! A process that does what a test tells it, line by line.
+//!
+//! * `actor client SOCKET [page=BYTES] [stock=BYTES] [idle=CONNECTIONS] [timeout=MS]`: a client. Prints `ready`, then
+//!   answers each line of its input with one that begins with `ok` or `err`; ends with its input.
+//! * `actor server DIR MIB`: a server whose state and pool lie in DIR. Prints `ready SOCKET`; the line `stop` closes
+//!   its door; ends with its input.
+//! * `actor fork SOCKET`: a client that forks. Prints what its child found wrong, or `ok`, and ends with its input.
+//! * `actor fault SOCKET KEY`: writes through an object that it may only read, and should not survive it.
+
+mod client;
+mod hazard;
+mod server;
+
+use std::env;
+use std::path::Path;
+
+use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
+
+fn main() {
+    // Whatever becomes of the test, its processes go with it, and those that are to crash leave no core behind.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = setrlimit(Resource::Core, none);
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["client", socket, ref options @ ..] => client::run(Path::new(socket), options),
+        ["server", dir, mib] => server::run(Path::new(dir), mib),
+        ["fork", socket] => hazard::fork(Path::new(socket)),
+        ["fault", socket, key] => hazard::fault(Path::new(socket), key),
+        _ => panic!("see the documentation of this program for its arguments; got {arguments:?}"),
+    }
+}

@@ -1,0 +1,29 @@
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use ondol_engine::{Engine, EngineConfig};
+use ondol_memory::DeviceEnv;
+use ondol_server::{DoorConfig, StateDir, UnixDoor};
+
+pub(crate) fn run(dir: &Path, mib: &str) {
+    let state = StateDir::lock(&dir.join("state")).unwrap();
+    let uri = format!("shm:pool?size={mib}MiB").parse().unwrap();
+    let mut config = EngineConfig::new([uri]);
+    let mut env = DeviceEnv::default();
+    env.shm_root = dir.to_owned();
+    config.device_env = env;
+    config.region_bytes = Some(2 << 20);
+    config.share_limit = Some(u64::MAX);
+    config.secret = Some(state.secret().unwrap());
+    let engine = Engine::open(config).unwrap();
+    let door = DoorConfig::new(state.socket_path());
+    let door = UnixDoor::open(Arc::clone(&engine) as _, &state, door).unwrap();
+    println!("ready {}", door.socket().display());
+    for line in io::stdin().lines().map_while(Result::ok) {
+        if line == "stop" {
+            door.stop();
+            println!("ok");
+        }
+    }
+}
