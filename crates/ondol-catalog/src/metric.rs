@@ -40,7 +40,10 @@ pub struct Counter {
 impl Counter {
     /// A counter of `metric`, starting at zero.
     pub const fn new(metric: &'static Metric) -> Self {
-        Self { metric, value: AtomicU64::new(0) }
+        Self {
+            metric,
+            value: AtomicU64::new(0),
+        }
     }
 
     /// Adds one.
