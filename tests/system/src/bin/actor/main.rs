@@ -14,6 +14,8 @@ mod server;
 use std::env;
 use std::path::Path;
 
+// Named, so that its registration is linked in.
+use recording_plugin as _;
 use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
 
 fn main() {
