@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Bytes that a page size takes from the pool at once, a multiple of 2MiB [default: a 64th of the pool]
     #[arg(long, value_name = "SIZE")]
     region_size: Option<String>,
-    /// Bytes of unwritten pages that one client may hold [default: a quarter of the pool]
+    /// Bytes of unwritten pages that one client may hold; one page it may hold always [default: a quarter of the pool]
     #[arg(long, value_name = "SIZE")]
     share_limit: Option<String>,
     /// Directory of the lock, the secret and the socket; one server owns it
@@ -114,7 +114,7 @@ impl Config {
             devices,
             policy: layers.parse("policy", read_policy)?,
             region_bytes: layers.parse("region_size", read_region_size)?,
-            share_limit: layers.parse("share_limit", read_share_limit)?,
+            share_limit: layers.parse("share_limit", parse_size)?,
             state_dir: layers
                 .parse("state_dir", read_path)?
                 .unwrap_or_else(StateDir::default_path),
@@ -152,15 +152,6 @@ fn read_region_size(text: &str) -> anyhow::Result<u64> {
         size > 0 && size.is_multiple_of(REGION_ALIGNMENT),
         "region size is {text}; expected a multiple of {}",
         format_size(REGION_ALIGNMENT)
-    );
-    Ok(size)
-}
-
-fn read_share_limit(text: &str) -> anyhow::Result<u64> {
-    let size = parse_size(text)?;
-    ensure!(
-        size > 0,
-        "share limit is 0, so that no client could write; expected more"
     );
     Ok(size)
 }
@@ -229,7 +220,7 @@ mod tests {
                 "1MiB",
                 "--region-size: region size is 1MiB; expected a multiple of 2 MiB",
             ),
-            ("share_limit", "0", "--share-limit: share limit is 0"),
+            ("share_limit", "5XB", "--share-limit: size \"5XB\" has unit"),
             (
                 "socket_mode",
                 "rw",

@@ -1,0 +1,13 @@
+//! The commands as people and scripts run them: real processes, a server of their own each.
+
+#![allow(
+    unused_crate_dependencies,
+    reason = "the plugins are named by the binary that these tests run"
+)]
+
+mod configuration;
+#[cfg(all(feature = "handler-access-trace", feature = "handler-prefault"))]
+mod linked;
+mod objects;
+mod serving;
+mod support;
