@@ -124,12 +124,23 @@ impl Engine {
         if config.devices.is_empty() {
             return Err(EngineError::NoDevice);
         }
-        let open = |uri| Device::open(uri, &config.device_env, &config.device_options);
-        let devices = config
-            .devices
-            .iter()
-            .map(open)
-            .collect::<Result<Vec<_>, _>>()?;
+        let secret = match config.secret {
+            Some(secret) => secret,
+            None => HandleSecret::generate()?,
+        };
+        let mut incarnation = [0; 8];
+        getrandom::fill(&mut incarnation)?;
+
+        let mut devices = Vec::with_capacity(config.devices.len());
+        for uri in &config.devices {
+            match Device::open(uri, &config.device_env, &config.device_options) {
+                Ok(device) => devices.push(device),
+                Err(error) => {
+                    discard(&devices);
+                    return Err(error.into());
+                }
+            }
+        }
         let arenas = devices.iter().flat_map(|device| {
             let (alignment, whole) = (device.alignment(), device.whole_backing_regions());
             device.backings().iter().map(move |backing| Arena {
@@ -141,16 +152,11 @@ impl Engine {
         let pool = Pool::new(arenas, config.region_bytes);
         let (total, largest) = (pool.extents().total_bytes(), pool.extents().largest_arena());
         if largest == 0 {
+            discard(&devices);
             return Err(EngineError::TooSmall {
                 found: devices.iter().map(Device::capacity).sum(),
             });
         }
-        let secret = match config.secret {
-            Some(secret) => secret,
-            None => HandleSecret::generate()?,
-        };
-        let mut incarnation = [0; 8];
-        getrandom::fill(&mut incarnation)?;
         Ok(Arc::new(Self {
             directory: Directory::new(pool, config.journal, policy),
             secret,
@@ -278,5 +284,63 @@ impl Engine {
     /// All backings in the order of their ids.
     pub(crate) fn backings(&self) -> impl Iterator<Item = &Backing> {
         self.devices.iter().flat_map(Device::backings)
+    }
+}
+
+/// Leaves nothing behind of devices that were opened for an engine that is not to be.
+fn discard(devices: &[Device]) {
+    for device in devices {
+        if let Err(error) = device.remove_files() {
+            tracing::warn!(%error, device = %device.uri(), "files of the pool are left behind");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(dir: &std::path::Path) -> Vec<std::ffi::OsString> {
+        let mut files: Vec<_> = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .filter(|name| !name.to_string_lossy().ends_with(".owner"))
+            .collect();
+        files.sort();
+        files
+    }
+
+    #[test]
+    fn an_engine_that_cannot_be_leaves_no_file_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = format!("dir:{}?size=2MiB&region=2MiB", dir.path().display());
+        let second = "dir:/nonexistent/ondol?size=2MiB";
+        let config = EngineConfig::new([first.parse().unwrap(), second.parse().unwrap()]);
+        assert!(matches!(Engine::open(config), Err(EngineError::Device(_))));
+        assert_eq!(files(dir.path()), [""; 0]);
+    }
+
+    #[test]
+    fn every_byte_of_a_directory_of_odd_regions_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let uri = format!("dir:{}?size=9MiB&region=3MiB", dir.path().display());
+        let engine = Engine::open(EngineConfig::new([uri.parse().unwrap()])).unwrap();
+        let pool = engine.stats().pool;
+        assert_eq!(
+            (pool.total_bytes, pool.largest_free_extent),
+            (9 << 20, 3 << 20)
+        );
+        engine.remove_files().unwrap();
+    }
+
+    #[test]
+    fn an_unknown_policy_is_answered_with_the_known_ones() {
+        let mut config = EngineConfig::new(["memfd:?size=2MiB".parse().unwrap()]);
+        config.policy = "mru".to_owned();
+        let error = Engine::open(config).unwrap_err().to_string();
+        assert!(
+            error.contains("\"mru\"") && error.contains("lru"),
+            "{error}"
+        );
     }
 }

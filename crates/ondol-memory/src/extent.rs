@@ -24,7 +24,8 @@ pub struct Extent {
 pub struct Arena {
     /// The bytes that may be given out.
     pub usable: Range<u64>,
-    /// Alignment of the device; extents are aligned to this or to [`REGION_ALIGNMENT`], whichever is larger.
+    /// Alignment of the device; extents are aligned to this or to [`REGION_ALIGNMENT`], whichever is larger, unless an
+    /// extent is the whole arena.
     pub alignment: u64,
     /// Whether an extent must be the whole arena.
     pub whole: bool,
@@ -49,11 +50,11 @@ impl ExtentAllocator {
         let arenas: Vec<_> = arenas
             .into_iter()
             .map(|arena| {
-                let alignment = arena.alignment.max(1);
+                // A region that is a whole file starts where the file does.
                 let alignment = if arena.whole {
-                    alignment
+                    1
                 } else {
-                    alignment.max(REGION_ALIGNMENT)
+                    arena.alignment.max(REGION_ALIGNMENT)
                 };
                 let start = arena.usable.start.next_multiple_of(alignment);
                 let end = arena.usable.end - arena.usable.end % alignment;
@@ -303,6 +304,18 @@ mod tests {
             take(&mut allocator, 5 * UNIT).unwrap().backing,
             BackingId(1)
         );
+    }
+
+    #[test]
+    fn a_whole_arena_of_any_length_is_used_to_its_end() {
+        let odd = Arena {
+            usable: 0..UNIT + UNIT / 2,
+            alignment: UNIT,
+            whole: true,
+        };
+        let mut allocator = ExtentAllocator::new([odd]);
+        assert_eq!(allocator.total_bytes(), UNIT + UNIT / 2);
+        assert_eq!(take(&mut allocator, 1).unwrap().len, UNIT + UNIT / 2);
     }
 
     #[test]

@@ -28,9 +28,12 @@ pub use ondol_handler::{
 };
 pub use ondol_protocol::default_socket;
 
-/// An engine in this process: devices, pool, directory. Devices are texts that are parsed, as in the example above.
+/// An engine in this process: devices, pool, directory. A device is parsed from a text, as in the example above.
 pub mod engine {
     pub use ondol_engine::{Engine, EngineConfig, EngineError, Session};
+    pub use ondol_memory::{
+        Change, DeviceEnv, DeviceError, DeviceUri, Journal, JournalError, OpenOptions, RemoveReason,
+    };
     pub use ondol_protocol::{ClassStats, ClientStats, EngineStats, PoolStats};
 }
 

@@ -72,6 +72,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "ondol-handler",
             "ondol-engine",
             "ondol-host",
+            "ondol-memory",
             "ondol-protocol",
             "ondol-shm",
             "ondol-plugin",

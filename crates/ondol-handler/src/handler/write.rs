@@ -9,10 +9,10 @@ use crate::{HandlerError, PageMut, PageSizes};
 
 /// What changes the engine's state.
 impl Handler {
-    /// A page of shared memory for an object of `len` bytes, of the size that [`HandlerConfig::page_sizes`] gives.
+    /// A page of shared memory for an object of `len` bytes, of the size that [`HandlerConfig::page_sizes`](crate::HandlerConfig::page_sizes) gives.
     ///
     /// # Errors
-    /// [`HandlerError::TooLong`], or [`ControlError::PoolFull`] with a breakdown if nothing can be freed.
+    /// [`HandlerError::TooLong`], or [`ControlError::PoolFull`](crate::ControlError::PoolFull) with a breakdown if nothing can be freed.
     pub fn alloc(&self, len: usize) -> Result<PageMut, HandlerError> {
         let asked = len as u64;
         let longest = match &self.config.page_sizes {
