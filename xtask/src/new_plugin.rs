@@ -90,8 +90,14 @@ pub fn run(options: &Options) -> Result<()> {
             "src/docs.md",
             names.fill(include_str!("../templates/handler/docs.md")),
         ),
+        (
+            "tests/conformance.rs",
+            names.fill(include_str!("../templates/handler/conformance.rs")),
+        ),
     ];
-    std::fs::create_dir_all(dir.join("src"))?;
+    for folder in ["src", "tests"] {
+        std::fs::create_dir_all(dir.join(folder))?;
+    }
     for (name, text) in files {
         std::fs::write(dir.join(name), text)
             .with_context(|| format!("write {}", dir.join(name).display()))?;
@@ -146,16 +152,18 @@ impl Names {
         template
             .replace("{{plugin}}", &self.plugin)
             .replace("{{crate}}", &self.package)
+            .replace("{{module}}", &self.package.replace('-', "_"))
             .replace("{{Type}}", &self.type_name)
             .replace("{{VARIABLE}}", &self.variable)
     }
 }
 
 fn outside_manifest(workspace: &Workspace, names: &Names) -> Result<String> {
-    let contract = workspace.root.join("crates/ondol-plugin");
-    let contract = contract
-        .to_str()
-        .context("the checkout's path is no UTF-8")?;
+    let path_to = |name: &str| {
+        let path = workspace.root.join("crates").join(name);
+        let path = path.to_str().context("the checkout's path is no UTF-8")?;
+        Ok::<_, anyhow::Error>(toml::Value::from(path).to_string())
+    };
     let version = |name: &str| {
         let package = workspace
             .metadata
@@ -168,7 +176,8 @@ fn outside_manifest(workspace: &Workspace, names: &Names) -> Result<String> {
     };
     Ok(names
         .fill(include_str!("../templates/handler/out-of-tree.toml"))
-        .replace("{{contract}}", &toml::Value::from(contract).to_string())
+        .replace("{{contract}}", &path_to("ondol-plugin")?)
+        .replace("{{testkit}}", &path_to("ondol-testkit")?)
         .replace("{{anyhow}}", &version("anyhow")?)
         .replace("{{serde_json}}", &version("serde_json")?))
 }

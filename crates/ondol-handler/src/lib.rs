@@ -50,7 +50,7 @@ pub use object::{ChecksumMismatch, Object, PageMut};
 pub use ondol_plugin::{Key, KeyError, KeyTag, StageResult};
 pub use ondol_protocol::{
     Breakdown, ControlError, ControlPlane, DeleteOutcome, LayoutFingerprint, Listing, ObjectInfo,
-    ObjectMeta, PinOutcome,
+    ObjectMeta, PinOutcome, SOCKET_NAME, default_socket,
 };
 pub use sizing::PageSizes;
 pub use socket::{SocketOptions, SocketPlane};

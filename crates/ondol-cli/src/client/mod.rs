@@ -11,15 +11,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ondol_handler::{
-    ControlError, ControlPlane, Handler, HandlerConfig, HandlerError, Plugins, SocketOptions,
-    SocketPlane,
+    ControlError, ControlPlane, Handler, HandlerConfig, HandlerError, Plugins, SOCKET_NAME,
+    SocketOptions, SocketPlane,
 };
 use ondol_server::StateDir;
 
 use crate::serve::Layers;
-
-/// Name of the socket in a state directory.
-const SOCKET_NAME: &str = "ondol.sock";
 
 /// Which server to talk to.
 #[derive(Debug, clap::Args)]
@@ -82,17 +79,5 @@ fn explain_absence(error: ControlError) -> anyhow::Error {
             anyhow::anyhow!("no server answers: {reason} (--socket names another one's socket)")
         }
         error => HandlerError::from(error).into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_socket_is_where_the_server_puts_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateDir::lock(&dir.path().join("state")).unwrap();
-        assert_eq!(state.socket_path(), state.path().join(SOCKET_NAME));
     }
 }

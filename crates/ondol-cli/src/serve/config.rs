@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// User to let in besides root and the server's own, once for each
     #[arg(long, value_name = "UID")]
     allow_uid: Vec<String>,
-    /// Client processes at once [default: 1024]
+    /// Clients at once; each handler of a process is one [default: 1024]
     #[arg(long, value_name = "COUNT")]
     max_clients: Option<String>,
     /// Connections at once, over all clients [default: 1024]
