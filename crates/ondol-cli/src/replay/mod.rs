@@ -1,11 +1,169 @@
-//! `ondol replay`.
+//! `ondol replay`: the main job, on a real trace or one like it.
+//!
+//! The parent opens an engine and a door, or uses a running server, and deals the requests to instances. Those are
+//! processes of the same executable, so the plugins that are linked into it run in them. They connect through the
+//! socket and share the pool as inference engines would.
 
+mod args;
+mod content;
+mod crew;
+mod messages;
+mod pool;
+mod progress;
+mod report;
+mod tally;
+mod trace;
+mod worker;
+
+use std::io::Write;
 use std::process::ExitCode;
 
-/// Replay a trace of requests against the engine
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+use anyhow::Result;
 
-pub(crate) fn run(_: &Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("this build holds no replay")
+pub(crate) use args::Args;
+use crew::{Crew, Interrupts, Outcome};
+use messages::Task;
+use pool::Pool;
+use progress::Progress;
+use report::Figures;
+use tally::Tally;
+use trace::Workload;
+
+/// The option that makes a process an instance.
+const AS_INSTANCE: &str = "as-instance";
+
+/// What a shell reports of a command that was ended by ctrl-C.
+const INTERRUPTED: u8 = 130;
+
+/// Pages that lie in the stocks of all instances together take at most this part of the pool.
+const STOCK_PART: u64 = 16;
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    if args.as_instance {
+        return worker::serve();
+    }
+    let requests = usize::try_from(args.requests)?;
+    let workload = match &args.trace {
+        Some(path) => Workload::read(path, requests)?,
+        None => trace::generate(args.seed, requests),
+    };
+    let interrupts = Interrupts::catch()?;
+    let pool = Pool::open(args)?;
+    if interrupts.take() {
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    let name = workload.name.clone();
+    let tasks = deal(args, workload, &pool)?;
+    let dealt = tasks.iter().map(|task| task.requests.len() as u64).sum();
+    let progress = Progress::new(dealt, args.quiet);
+    let crew = Crew::start(&tasks, &progress)?;
+    drop(tasks);
+    let outcome = crew.run(&interrupts, &progress);
+    progress.clear();
+    let evictions = pool.evictions();
+    let figures = figures(
+        args,
+        name,
+        &pool,
+        &outcome,
+        evictions.as_ref().ok().copied(),
+    );
+    // Nothing is left behind, even if nobody reads the figures.
+    drop(pool);
+    let printed = print(args, &figures);
+    let mut errors = outcome.failures;
+    if let Err(error) = evictions {
+        errors.push(format!("the engine's figures are missing: {error:#}"));
+    }
+    if figures.verify_failures > 0 {
+        errors.push(format!(
+            "{} checks found a block that did not hold what was written into it",
+            figures.verify_failures
+        ));
+    }
+    for error in &errors {
+        crate::complain(error);
+    }
+    if outcome.interrupted {
+        crate::complain("interrupted; the figures are those of the requests that were done");
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    if !errors.is_empty() {
+        return Ok(ExitCode::FAILURE);
+    }
+    printed?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(args: &Args, figures: &Figures) -> Result<()> {
+    if args.json {
+        return crate::output::print_json(figures);
+    }
+    let mut out = crate::output::stdout();
+    figures.write(&mut out)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Deals the requests to the instances in turn.
+fn deal(args: &Args, workload: Workload, pool: &Pool) -> Result<Vec<Task>> {
+    let Workload { name, requests } = workload;
+    let mut nonce = [0; 8];
+    getrandom::fill(&mut nonce)?;
+    let nonce = u64::from_ne_bytes(nonce);
+    let task = |instance| Task {
+        socket: pool.socket().to_owned(),
+        instance,
+        workload: name.clone(),
+        nonce,
+        seed: args.seed,
+        block_bytes: args.block_bytes,
+        stock_bytes: (pool.bytes / STOCK_PART / u64::from(args.instances)).min(8 << 20),
+        hold: args.hold,
+        lockstep: args.lockstep,
+        requests: Vec::new(),
+    };
+    let mut tasks: Vec<Task> = (0..args.instances).map(task).collect();
+    for (index, blocks) in requests.into_iter().enumerate() {
+        let instance = index % tasks.len();
+        tasks[instance].requests.push(blocks);
+    }
+    Ok(tasks)
+}
+
+fn figures(
+    args: &Args,
+    workload: String,
+    pool: &Pool,
+    outcome: &Outcome,
+    evictions: Option<u64>,
+) -> Figures {
+    let mut sum = Tally::default();
+    outcome.tallies.iter().for_each(|tally| sum.add(tally));
+    Figures {
+        workload,
+        seed: args.seed,
+        instances: args.instances,
+        failed_instances: outcome.failures.len(),
+        pool_bytes: pool.bytes,
+        policy: pool.policy.clone(),
+        block_bytes: args.block_bytes,
+        seconds: outcome.seconds,
+        requests: sum.requests,
+        requests_fully_served: sum.requests_fully_served,
+        blocks: sum.blocks,
+        block_hits: sum.block_hits,
+        hit_rate: report::share(sum.block_hits, sum.blocks),
+        stored: sum.stored,
+        already_present: sum.already_present,
+        alloc_failures: sum.alloc_failures,
+        evictions,
+        verify_failures: sum.verify_failures,
+        bytes_read: sum.bytes_read,
+        bytes_verified: sum.bytes_verified,
+        bytes_written: sum.bytes_written,
+        read_gbps: outcome.tallies.iter().map(Tally::read_gbps).sum(),
+        write_gbps: outcome.tallies.iter().map(Tally::write_gbps).sum(),
+        operations: (&sum).into(),
+    }
 }
