@@ -9,7 +9,7 @@ use ondol_protocol::{
     EngineStats, Grant, GrantRequest, Hit, Listing, PinOutcome, RegionInfo, Retrieve, Retrieved,
     StaleReason,
 };
-use ondol_shm::{BackingId, RegionHandle};
+use ondol_shm::{BackingId, ForkGuard, RegionHandle};
 
 use crate::Engine;
 
@@ -19,6 +19,7 @@ pub struct Session {
     engine: Arc<Engine>,
     info: ClientInfo,
     lease_table: OwnedFd,
+    home: ForkGuard,
 }
 
 impl Session {
@@ -27,6 +28,7 @@ impl Session {
             engine,
             info,
             lease_table,
+            home: ForkGuard::new(),
         }
     }
 
@@ -212,6 +214,10 @@ impl ControlPlane for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        // A forked child has a copy of the engine, whose locks may be held for ever, but the parent's journal.
+        if !self.home.is_home() {
+            return;
+        }
         // Leases that readers still hold outlive the session; the engine forgets the client when they have ended.
         let _ = self.leave();
         self.engine.forget_departed();

@@ -3,6 +3,7 @@ mod read;
 mod write;
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -227,7 +228,13 @@ impl Handler {
 
 impl Drop for Handler {
     fn drop(&mut self) {
-        self.close();
+        if self.home.is_home() {
+            self.close();
+        } else {
+            // Plugins and connection are the parent's: their destructors would end in the child what the parent
+            // still uses, and wait for threads and locks that no child has.
+            let _ = ManuallyDrop::new((Arc::clone(&self.plugins), self.line.swap(None)));
+        }
     }
 }
 

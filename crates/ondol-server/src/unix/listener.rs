@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use ondol_shm::ForkGuard;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -17,15 +18,20 @@ use crate::error::Owner;
 /// `sun_path` has 108 bytes, the last of them NUL.
 const PATH_LIMIT: usize = 107;
 
-/// A socket file that we made; unlinked when dropped, unless somebody put another one in its place.
+/// A socket file that we made; unlinked when dropped, unless somebody put another one in its place or we are a
+/// forked child of its owner.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),
+    home: ForkGuard,
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
+        if !self.home.is_home() {
+            return;
+        }
         let ours = fs::symlink_metadata(&self.path)
             .is_ok_and(|stat| (stat.dev(), stat.ino()) == self.identity);
         if ours && let Err(error) = fs::remove_file(&self.path) {
@@ -56,6 +62,7 @@ pub(super) fn listen(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile
     let file = SocketFile {
         path: path.to_owned(),
         identity: (stat.dev(), stat.ino()),
+        home: ForkGuard::new(),
     };
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
         .map_err(ServerError::io("set the mode of the socket", path))?;

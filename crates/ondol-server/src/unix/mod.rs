@@ -17,6 +17,7 @@ use std::{fmt, io};
 
 use ondol_catalog::Counter;
 use ondol_protocol::ControlError;
+use ondol_shm::ForkGuard;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
@@ -73,6 +74,7 @@ impl DoorConfig {
 pub struct UnixDoor {
     shared: Arc<Shared>,
     threads: Mutex<Threads>,
+    home: ForkGuard,
 }
 
 struct Threads {
@@ -122,6 +124,7 @@ impl UnixDoor {
                 running: Vec::new(),
                 socket: Some(socket),
             }),
+            home: ForkGuard::new(),
         };
         let running = &mut door.threads.get_mut().running;
         running.push(
@@ -154,8 +157,11 @@ impl UnixDoor {
     }
 
     /// Closes the door: removes the socket, closes all connections and waits, for a bounded time, for the calls that
-    /// are running. A second call does nothing.
+    /// are running. A second call does nothing, nor does one in a forked child, which has no door of its own.
     pub fn stop(&self) {
+        if !self.home.is_home() {
+            return;
+        }
         let Threads { running, socket } = &mut *self.threads.lock();
         let Some(socket) = socket.take() else {
             return;
