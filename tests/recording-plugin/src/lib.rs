@@ -4,7 +4,7 @@
 //! Every line has `hook`. Those of batches have `entries`, each with `key`, `found`, and for a found one `region`,
 //! `region_offset`, `region_length`, `offset`, `length`, `mapped`, `path` and `sum`: a checksum of the bytes, or
 //! null where the plugin was given none. The line of `on_close` has `mapped`: of all regions seen before, those
-//! that are mapped still.
+//! that are mapped still. The last line, `drop`, is the destructor's.
 
 #![forbid(unsafe_code)]
 
@@ -101,6 +101,13 @@ fn describe(view: &dyn HandlerView, entry: &BatchEntry<'_>) -> Value {
         "path": view.get_region_dax_path(handle.region_id),
         "sum": entry.bytes().map(sum),
     })
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // Whoever expects the line will miss it.
+        let _ = self.write(&json!({ "hook": "drop" }));
+    }
 }
 
 impl HandlerPlugin for Recording {

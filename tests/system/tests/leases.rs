@@ -191,7 +191,9 @@ fn a_forked_child_cannot_use_or_end_what_its_parent_holds() {
     let _watchdog = watchdog("leases", LIMIT);
     let server = Server::start(8);
     let socket = server.socket().to_str().unwrap().to_owned();
-    let actor = Actor::spawn(ACTOR, ["fork", socket.as_str()], &[]);
+    let record = server.dir().join("record");
+    let variables = [(recording_plugin::FILE_VARIABLE, record.to_str().unwrap())];
+    let actor = Actor::spawn(ACTOR, ["fork", socket.as_str()], &variables);
     assert_eq!(actor.line(), "ok");
     let clients = server.clients_of(actor.pid());
     assert_eq!(clients.len(), 1, "{clients:?}");
@@ -202,6 +204,20 @@ fn a_forked_child_cannot_use_or_end_what_its_parent_holds() {
         DeleteOutcome::Pinned
     );
     assert!(!handler.exists(&key("child")).unwrap());
+    assert!(actor.finish().success());
+    // The plugin was closed and ended once, by the parent.
+    let record = std::fs::read_to_string(record).unwrap();
+    let hooks: Vec<_> = record.lines().map(|line| line.contains("drop")).collect();
+    assert_eq!(hooks, [false, false, true], "{record}");
+}
+
+#[test]
+fn a_forked_child_cannot_end_its_parents_server() {
+    let _watchdog = watchdog("leases", LIMIT);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let actor = Actor::spawn(ACTOR, ["fork-server", path], &[]);
+    assert_eq!(actor.line(), "ok");
     assert!(actor.finish().success());
 }
 

@@ -2,11 +2,13 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
-use ondol_handler::{Handler, HandlerError, Health, Object, PageMut};
+use ondol_handler::{DeleteOutcome, Handler, HandlerConfig, HandlerError, Health, Object, PageMut};
 use ondol_tests::{check, fill, key};
 
 use crate::client::connect;
+use crate::server;
 
 /// Holds an object, a page and a pin, forks, and prints what the child found wrong.
 pub(crate) fn fork(socket: &Path) {
@@ -19,27 +21,11 @@ pub(crate) fn fork(socket: &Path) {
     let spare = handler.alloc(65_536).unwrap();
     assert!(handler.pin(&key("forked")).unwrap());
 
-    // SAFETY: this process has one thread; the child uses memory of its own and leaves through `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let wrong = in_the_child(handler, object, page, spare);
-        // SAFETY: ends the child at once; nothing of the parent's is flushed or run twice.
-        unsafe { libc::_exit(wrong) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is a valid place and `child` our own.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    let Some(child) = split() else {
+        leave(in_the_child(handler, object, page, spare))
+    };
     let mut wrong = Vec::new();
-    if status != 0 {
-        wrong.push(if libc::WIFEXITED(status) {
-            format!(
-                "the child could do what it must not: step {}",
-                libc::WEXITSTATUS(status)
-            )
-        } else {
-            format!("the child died of signal {}", libc::WTERMSIG(status))
-        });
-    }
+    wrong.extend(fate(child));
     if let Err(error) = check(&object, "forked") {
         wrong.push(format!("the parent's object: {error}"));
     }
@@ -48,14 +34,93 @@ pub(crate) fn fork(socket: &Path) {
         other => wrong.push(format!("the parent's page: {other:?}")),
     }
     drop(spare);
-    println!(
-        "{}",
-        if wrong.is_empty() {
-            "ok".to_owned()
-        } else {
-            wrong.join("; ")
-        }
-    );
+    report(&wrong);
+}
+
+/// A server that forks: its child drops door, engine and a handler of its own, which are the parent's.
+pub(crate) fn fork_server(dir: &Path) {
+    let (engine, door, state) = server::open(dir, "8");
+    let inside = Arc::clone(&engine);
+    let handler = Handler::embedded(move || inside.attach(None), HandlerConfig::default()).unwrap();
+    let outside = connect(door.socket(), &[]);
+    let mut page = handler.alloc(1000).unwrap();
+    fill(&mut page, "forked", 1);
+    handler.store(&key("forked"), page).unwrap();
+    assert!(handler.pin(&key("forked")).unwrap());
+    assert!(outside.exists(&key("forked")).unwrap());
+    let page = handler.alloc(1000).unwrap();
+    let object = outside.retrieve(&key("forked")).unwrap().unwrap();
+
+    let Some(child) = split() else {
+        drop((handler, outside));
+        drop((page, object));
+        door.stop();
+        drop((door, engine, state));
+        leave(0)
+    };
+    let mut wrong = Vec::new();
+    wrong.extend(fate(child));
+    if !door.socket().exists() {
+        wrong.push("the child removed the socket".to_owned());
+    }
+    match outside.exists(&key("forked")) {
+        Ok(true) => {}
+        other => wrong.push(format!("the connection of before: {other:?}")),
+    }
+    let fresh = connect(door.socket(), &[]);
+    match fresh.delete(&key("forked")) {
+        Ok(DeleteOutcome::Pinned) => {}
+        other => wrong.push(format!("the parent's pin: {other:?}")),
+    }
+    if let Err(error) = check(&object, "forked") {
+        wrong.push(format!("the parent's object: {error}"));
+    }
+    if let Err(error) = handler.store(&key("later"), page) {
+        wrong.push(format!("the parent's page: {error}"));
+    }
+    report(&wrong);
+}
+
+/// Forks; the child in the parent, nothing in the child.
+fn split() -> Option<libc::pid_t> {
+    // SAFETY: the child uses memory of its own, takes no lock that another thread of the parent's may hold (which is
+    // what is tested), and leaves through `_exit`.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork: {}", io::Error::last_os_error());
+    if child == 0 {
+        // A child that waits for such a lock ends with a signal.
+        // SAFETY: sets a timer of this process.
+        unsafe { libc::alarm(30) };
+        return None;
+    }
+    Some(child)
+}
+
+/// Ends a child at once; nothing of the parent's is flushed or run twice.
+fn leave(status: i32) -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(status) }
+}
+
+/// Waits for a child; what was wrong with it.
+fn fate(child: libc::pid_t) -> Option<String> {
+    let mut status = 0;
+    // SAFETY: `status` is a valid place and `child` our own.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    if libc::WIFSIGNALED(status) {
+        return Some(format!(
+            "the child died of signal {}",
+            libc::WTERMSIG(status)
+        ));
+    }
+    let step = libc::WEXITSTATUS(status);
+    (step != 0).then(|| format!("the child could do what it must not: step {step}"))
+}
+
+/// Prints what was wrong, or `ok`, and waits for the end of the input.
+fn report(wrong: &[String]) {
+    let verdict = wrong.join("; ");
+    println!("{}", if wrong.is_empty() { "ok" } else { &verdict });
     let _ = io::stdin().lines().count();
 }
 

@@ -5,6 +5,7 @@
 //! * `actor server DIR MIB`: a server whose state and pool lie in DIR. Prints `ready SOCKET`; the line `stop` closes
 //!   its door; ends with its input.
 //! * `actor fork SOCKET`: a client that forks. Prints what its child found wrong, or `ok`, and ends with its input.
+//! * `actor fork-server DIR`: the same for a server with a client in its own process.
 //! * `actor fault SOCKET KEY`: writes through an object that it may only read, and should not survive it.
 
 mod client;
@@ -32,6 +33,7 @@ fn main() {
         ["client", socket, ref options @ ..] => client::run(Path::new(socket), options),
         ["server", dir, mib] => server::run(Path::new(dir), mib),
         ["fork", socket] => hazard::fork(Path::new(socket)),
+        ["fork-server", dir] => hazard::fork_server(Path::new(dir)),
         ["fault", socket, key] => hazard::fault(Path::new(socket), key),
         _ => panic!("see the documentation of this program for its arguments; got {arguments:?}"),
     }

@@ -6,7 +6,7 @@ use ondol_engine::{Engine, EngineConfig};
 use ondol_memory::DeviceEnv;
 use ondol_server::{DoorConfig, StateDir, UnixDoor};
 
-pub(crate) fn run(dir: &Path, mib: &str) {
+pub(crate) fn open(dir: &Path, mib: &str) -> (Arc<Engine>, UnixDoor, StateDir) {
     let state = StateDir::lock(&dir.join("state")).unwrap();
     let uri = format!("shm:pool?size={mib}MiB").parse().unwrap();
     let mut config = EngineConfig::new([uri]);
@@ -19,6 +19,11 @@ pub(crate) fn run(dir: &Path, mib: &str) {
     let engine = Engine::open(config).unwrap();
     let door = DoorConfig::new(state.socket_path());
     let door = UnixDoor::open(Arc::clone(&engine) as _, &state, door).unwrap();
+    (engine, door, state)
+}
+
+pub(crate) fn run(dir: &Path, mib: &str) {
+    let (_engine, door, _state) = open(dir, mib);
     println!("ready {}", door.socket().display());
     for line in io::stdin().lines().map_while(Result::ok) {
         if line == "stop" {
