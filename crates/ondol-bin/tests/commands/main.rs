@@ -9,5 +9,6 @@ mod configuration;
 #[cfg(all(feature = "handler-access-trace", feature = "handler-prefault"))]
 mod linked;
 mod objects;
+mod replay;
 mod serving;
 mod support;

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// How long to wait for what must happen before the test is given up; far more than a busy machine takes.
-const WATCHDOG: Duration = Duration::from_secs(120);
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A directory in which servers keep their state.
 pub(crate) struct Place(TempDir);
@@ -115,7 +115,7 @@ impl Place {
 }
 
 impl Said {
-    fn of(output: Output) -> Self {
+    pub(crate) fn of(output: Output) -> Self {
         Self {
             code: output.status.code(),
             stdout: output.stdout,

@@ -13,9 +13,9 @@ use super::content::HEADER_BYTES;
 /// each instance is a process of its own.
 ///
 /// Blocks are `block_hits`, `stored`, `already_present` or `alloc_failures` (skipped, as the pool was full).
-/// `read_gbps` are the verified bytes over the time spent on verifying them, `write_gbps` the written bytes over the
-/// time spent on writing and storing them; both are rates of one instance each, added. `evictions` are those of the
-/// whole engine meanwhile.
+/// `read_gbps` are the verified bytes over the time that all instances together spent on verifying them, `write_gbps`
+/// the written bytes over the time spent on writing and storing them: how fast one instance is while it does that.
+/// `evictions` are those of the whole engine meanwhile.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// The trace: JSON lines with timestamp, input_length, output_length and hash_ids [default: a workload made from

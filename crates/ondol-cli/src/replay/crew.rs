@@ -166,9 +166,9 @@ impl Crew {
             match (member.report.take(), member.failure.take()) {
                 (Some(tally), _) => outcome.tallies.push(tally),
                 (None, Some(failure)) => {
-                    outcome
-                        .failures
-                        .push(format!("instance {index}: {failure}"));
+                    outcome.failures.push(format!(
+                        "instance {index}: {failure}; its figures are missing"
+                    ));
                 }
                 (None, None) => {}
             }
@@ -305,7 +305,7 @@ impl Member {
         if self.report.is_none() && self.failure.is_none() {
             let how = status.map_or_else(|error| error.to_string(), describe);
             self.failure = Some(format!(
-                "process {} {how} before it had reported; its figures are missing",
+                "process {} {how} before it had reported",
                 self.child.id()
             ));
         }

@@ -162,8 +162,8 @@ fn figures(
         bytes_read: sum.bytes_read,
         bytes_verified: sum.bytes_verified,
         bytes_written: sum.bytes_written,
-        read_gbps: outcome.tallies.iter().map(Tally::read_gbps).sum(),
-        write_gbps: outcome.tallies.iter().map(Tally::write_gbps).sum(),
+        read_gbps: sum.read_gbps(),
+        write_gbps: sum.write_gbps(),
         operations: (&sum).into(),
     }
 }
