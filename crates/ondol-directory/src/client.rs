@@ -10,7 +10,7 @@ use crate::directory::DirectoryError;
 use crate::entry::Entry;
 
 /// Answers to grant requests that are kept so that a repeated request gets the same pages.
-const REMEMBERED_GRANTS: usize = 16;
+const REMEMBERED_GRANTS: usize = 64;
 
 /// What a client held when it left or died.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -20,7 +20,8 @@ use crate::room::NoRoom;
 use crate::shards::Shards;
 use crate::state::{Removal, State};
 
-/// Why the directory did not do what was asked; nothing changed.
+/// Why the directory did not do what was asked. What a batch asked for before the part that failed is done; asking again
+/// for all of it is safe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DirectoryError {
@@ -493,9 +494,11 @@ impl Directory {
         keys.iter().map(&mut delete).collect()
     }
 
-    /// Visible objects in the order of their keys, from the first behind `after`, at most `limit`.
+    /// Visible objects in the order of their keys, from the first behind `after`, at most `limit`,
+    /// or one if that is 0.
     pub fn list(&self, after: Option<&Key>, limit: u32) -> Listing {
-        let limit = limit as usize;
+        // None at all would look like an end that is none.
+        let limit = limit.max(1) as usize;
         let mut keys: BTreeSet<Key> = BTreeSet::new();
         let mut more = false;
         for shard in self.shards.iter() {

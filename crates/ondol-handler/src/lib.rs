@@ -24,7 +24,8 @@
 //! * A [`PageMut`] is written by its holder alone; storing it consumes it, so a visible object is never written.
 //! * An [`Object`] keeps its bytes from reuse until its last clone is dropped: beyond a deleted key, an eviction,
 //!   [`Handler::close`] and a server that has gone away.
-//! * In a forked child every call fails, and dropping an inherited guard does nothing.
+//! * In a forked child every call fails, and dropping an inherited guard does nothing. Shared memory is not mapped there:
+//!   touching the bytes of an inherited guard faults, as the parent could end its lease meanwhile.
 
 #![forbid(unsafe_code)]
 

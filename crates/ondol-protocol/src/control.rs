@@ -329,7 +329,7 @@ pub enum ControlError {
     /// The request is not one that can be served; nothing changed.
     #[error("refused: {0}")]
     Refused(String),
-    /// The engine failed; nothing changed.
+    /// The engine failed. What a batch asked for before the part that failed is done; asking again is safe.
     #[error("the engine failed: {0}")]
     Failed(String),
     /// The server has gone away. Whether a request that was on its way was carried out is not known if `sent`.
