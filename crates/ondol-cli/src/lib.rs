@@ -15,6 +15,7 @@
 //! | 1 | refused or failed, as the message says; also when `get` or `rm` finds no such object |
 //! | 2 | the command line is wrong |
 //! | 78 | the linked plugins are not the expected ones; nothing was done |
+//! | 130 | a signal has ended `replay`; its figures are those of what was done |
 
 #![forbid(unsafe_code)]
 

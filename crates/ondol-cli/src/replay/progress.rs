@@ -14,7 +14,7 @@ impl Progress {
             ProgressDrawTarget::stderr()
         };
         let bar = ProgressBar::with_draw_target(Some(requests), target);
-        let template = "{wide_bar} {pos}/{len} requests, {per_sec}, {eta} left";
+        let template = "{wide_bar} {pos}/{len} requests, {eta} left";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
