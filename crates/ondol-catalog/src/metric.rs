@@ -75,3 +75,52 @@ pub static METRICS: [Metric];
 pub fn metrics() -> Vec<&'static Metric> {
     crate::sorted_by_name(&METRICS, |metric| metric.name)
 }
+
+/// Defines the counters of one owner: a row of [`METRICS`] for each, and a struct that holds a [`Counter`] for each.
+///
+/// ```
+/// ondol_catalog::counters! {
+///     /// What a shop counts.
+///     pub(crate) struct Counters {
+///         sold SOLD "shop_sold_total" "Things that were sold.";
+///     }
+/// }
+///
+/// let counters = Counters::new();
+/// counters.sold.increment();
+/// assert_eq!(counters.iter().map(|counter| counter.get()).sum::<u64>(), 1);
+/// assert!(ondol_catalog::metrics().iter().any(|metric| metric.name == "shop_sold_total"));
+/// ```
+#[macro_export]
+macro_rules! counters {
+    (
+        $(#[$attribute:meta])*
+        pub(crate) struct $owner:ident {
+            $($field:ident $row:ident $name:literal $help:literal;)*
+        }
+    ) => {
+        $(
+            #[$crate::linkme::distributed_slice($crate::METRICS)]
+            #[linkme(crate = $crate::linkme)]
+            static $row: $crate::Metric = $crate::Metric::new($name, $crate::MetricKind::Counter, $help);
+        )*
+
+        $(#[$attribute])*
+        #[derive(Debug)]
+        pub(crate) struct $owner {
+            $(pub(crate) $field: $crate::Counter,)*
+        }
+
+        impl $owner {
+            /// All at zero.
+            pub(crate) const fn new() -> Self {
+                Self { $($field: $crate::Counter::new(&$row),)* }
+            }
+
+            /// Every counter, in the order of their definition.
+            pub(crate) fn iter(&self) -> impl Iterator<Item = &$crate::Counter> {
+                [$(&self.$field,)*].into_iter()
+            }
+        }
+    };
+}

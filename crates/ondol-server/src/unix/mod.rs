@@ -153,7 +153,7 @@ impl UnixDoor {
 
     /// What was counted so far.
     pub fn counters(&self) -> impl Iterator<Item = &Counter> {
-        self.shared.counters.all()
+        self.shared.counters.iter()
     }
 
     /// Closes the door: removes the socket, closes all connections and waits, for a bounded time, for the calls that
