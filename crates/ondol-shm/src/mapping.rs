@@ -39,6 +39,15 @@ impl Home {
             process: ForkGuard::new(),
         })
     }
+
+    fn word(&self, offset: usize) -> *const u64 {
+        assert!(
+            offset.is_multiple_of(8) && offset + 8 <= self.len(),
+            "word {offset} of {} bytes",
+            self.len()
+        );
+        self.as_ptr().wrapping_add(offset).cast()
+    }
 }
 
 impl Deref for Home {
@@ -91,12 +100,7 @@ impl ReadMapping {
 
     /// A pointer to the word at byte `offset`.
     pub(crate) fn word(&self, offset: usize) -> *const u64 {
-        assert!(
-            offset.is_multiple_of(8) && offset + 8 <= self.len(),
-            "word {offset} of {} bytes",
-            self.len()
-        );
-        self.0.as_ptr().wrapping_add(offset).cast()
+        self.0.word(offset)
     }
 }
 
@@ -145,12 +149,7 @@ impl WriteMapping {
 
     /// A pointer to the word at byte `offset`.
     pub(crate) fn word(&self, offset: usize) -> *const u64 {
-        assert!(
-            offset.is_multiple_of(8) && offset + 8 <= self.len(),
-            "word {offset} of {} bytes",
-            self.len()
-        );
-        self.0.as_ptr().wrapping_add(offset).cast()
+        self.0.word(offset)
     }
 }
 

@@ -12,28 +12,15 @@ use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 /// Bytes that one call allocates; between calls a failure elsewhere or a signal can stop the work.
 const STEP: u64 = 64 << 20;
 
-/// From this many threads on, touching pages in parallel is faster than `fallocate`, which works on one file
-/// alone (the inode is locked) at four to five times the speed of one touching thread.
-const TOUCH_FROM: usize = 8;
-
-/// Number of threads to allocate with.
+/// Number of threads to prepare files with.
 pub(super) fn workers() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Gives the empty `file` its length and every byte of it a place in memory or on disk.
-pub(super) fn allocate(
-    file: BorrowedFd<'_>,
-    len: u64,
-    page_size: u64,
-    workers: usize,
-) -> io::Result<()> {
+/// Gives the empty `file` its length and every byte of it a place in memory or on disk, or says why there is none.
+pub(super) fn allocate(file: BorrowedFd<'_>, len: u64, page_size: u64) -> io::Result<()> {
     ftruncate(file, len)?;
     let step = STEP.max(page_size);
-    if workers >= TOUCH_FROM {
-        touch(file, len, step, workers);
-    }
-    // Alone decides whether it worked: it finishes what was not touched and says why where it cannot.
     for start in (0..len).step_by(usize::try_from(step).map_err(io::Error::other)?) {
         let part = step.min(len - start);
         rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), start, part))?;
@@ -41,7 +28,10 @@ pub(super) fn allocate(
     Ok(())
 }
 
-fn touch(file: BorrowedFd<'_>, len: u64, step: u64, workers: usize) {
+/// Touches every page of an allocated file of memory, in parallel. The kernel may leave zeroing to the first touch,
+/// which would then be the first write of a client.
+pub(super) fn populate(file: BorrowedFd<'_>, len: u64, page_size: u64) {
+    let step = STEP.max(page_size);
     let next = AtomicU64::new(0);
     let work = || {
         loop {
@@ -66,7 +56,7 @@ fn touch(file: BorrowedFd<'_>, len: u64, step: u64, workers: usize) {
         }
     };
     thread::scope(|scope| {
-        for _ in 0..workers {
+        for _ in 0..workers() {
             scope.spawn(work);
         }
     });
@@ -78,20 +68,19 @@ mod tests {
     use rustix::fs::{MemfdFlags, fstat, memfd_create};
 
     #[test]
-    fn every_byte_has_a_place_whatever_the_number_of_threads() {
-        for workers in [1, TOUCH_FROM] {
-            for len in [4096, STEP, STEP + 4096] {
-                let file = memfd_create("ondol-test", MemfdFlags::CLOEXEC).unwrap();
-                allocate(file.as_fd(), len, 4096, workers).unwrap();
-                let stat = fstat(&file).unwrap();
-                assert_eq!(stat.st_size as u64, len);
-                assert!(stat.st_blocks as u64 * 512 >= len, "{workers} threads");
-            }
+    fn every_byte_has_a_place() {
+        for len in [4096, STEP, STEP + 4096] {
+            let file = memfd_create("ondol-test", MemfdFlags::CLOEXEC).unwrap();
+            allocate(file.as_fd(), len, 4096).unwrap();
+            populate(file.as_fd(), len, 4096);
+            let stat = fstat(&file).unwrap();
+            assert_eq!(stat.st_size as u64, len);
+            assert!(stat.st_blocks as u64 * 512 >= len);
         }
     }
 
     #[test]
-    fn want_of_room_is_an_error_whatever_the_number_of_threads() {
+    fn want_of_room_is_an_error() {
         // Huge pages are the one thing that a machine can be known to have none of.
         let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB";
         let has_none = |name| {
@@ -101,12 +90,10 @@ mod tests {
             println!("SKIPPED: {pool} does not say that there is no huge page");
             return;
         }
-        for workers in [1, TOUCH_FROM] {
-            let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-            let file = memfd_create("ondol-test", flags).unwrap();
-            let error = allocate(file.as_fd(), 1 << 30, 2 << 20, workers).unwrap_err();
-            let expected = [io::ErrorKind::StorageFull, io::ErrorKind::OutOfMemory];
-            assert!(expected.contains(&error.kind()), "{error:?}");
-        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = memfd_create("ondol-test", flags).unwrap();
+        let error = allocate(file.as_fd(), 1 << 30, 2 << 20).unwrap_err();
+        let expected = [io::ErrorKind::StorageFull, io::ErrorKind::OutOfMemory];
+        assert!(expected.contains(&error.kind()), "{error:?}");
     }
 }

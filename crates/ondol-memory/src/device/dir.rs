@@ -239,8 +239,7 @@ fn create_file(
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = open_file(&path, flags, mode).map_err(failed)?;
     fchmod(&file, mode).map_err(failed)?;
-    // The files are allocated side by side, so each needs one thread only.
-    allocate(file.as_fd(), region, base_page_size(), 1).map_err(|error| {
+    allocate(file.as_fd(), region, base_page_size()).map_err(|error| {
         if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) {
             unusable(
                 uri,

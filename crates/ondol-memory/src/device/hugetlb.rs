@@ -6,7 +6,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use super::allocate::{allocate, workers};
+use super::allocate::{allocate, populate};
 use super::named::NameClaim;
 use super::room::FileSystem;
 use super::{
@@ -45,13 +45,14 @@ pub(super) fn open(
         return Err(no_pages(uri, len, env, page_size));
     }
     let file = claim.create(options)?;
-    if let Err(error) = allocate(file.as_fd(), len, page_size, workers()) {
+    if let Err(error) = allocate(file.as_fd(), len, page_size) {
         if !is_want_of_room(&error) {
             return Err(io_error("allocate", claim.path(), error));
         }
         drop(file);
         return Err(no_pages(uri, len, env, page_size));
     }
+    populate(file.as_fd(), len, page_size);
     let file = claim.publish(file)?;
     Ok(Device {
         uri: DeviceUri::Hugetlb {

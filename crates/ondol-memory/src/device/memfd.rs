@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-use super::allocate::{allocate, workers};
+use super::allocate::{allocate, populate};
 use super::room;
 use super::{
     Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, base_page_size,
@@ -27,7 +27,7 @@ pub(super) fn open(
     let file = memfd_create(shown, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(|error| io_error("create", &path, error.into()))?;
     let page_size = page_size_of(&file, &path)?;
-    if let Err(error) = allocate(file.as_fd(), len, page_size, workers()) {
+    if let Err(error) = allocate(file.as_fd(), len, page_size) {
         if !is_want_of_room(&error) {
             return Err(io_error("allocate", &path, error));
         }
@@ -40,6 +40,7 @@ pub(super) fn open(
             "the system".to_owned(),
         ));
     }
+    populate(file.as_fd(), len, page_size);
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|error| io_error("seal", &path, error.into()))?;
     Ok(Device {

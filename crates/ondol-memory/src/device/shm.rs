@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use super::allocate::{allocate, workers};
+use super::allocate::{allocate, populate};
 use super::named::NameClaim;
 use super::room;
 use super::{
@@ -33,8 +33,9 @@ pub(super) fn open(
 
     let file = claim.create(options)?;
     let page_size = page_size_of(&file, claim.path())?;
-    allocate(file.as_fd(), len, page_size, workers())
+    allocate(file.as_fd(), len, page_size)
         .map_err(|error| io_error("allocate", claim.path(), error))?;
+    populate(file.as_fd(), len, page_size);
     let file = claim.publish(file)?;
     Ok(Device {
         uri: DeviceUri::Shm {
