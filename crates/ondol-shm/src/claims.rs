@@ -44,6 +44,7 @@ fn give<F: Fences>(word: &AtomicU64, bit: u64) {
 #[cfg(all(test, loom))]
 mod loom_models {
     use super::*;
+    use crate::fences::Real;
     use crate::fences::mutants::{NoAcquire, NoRelease};
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
