@@ -26,9 +26,9 @@ pub struct Options {
 pub enum Kind {
     /// Behaviour at the handler's seams
     Handler,
-    /// A storage backend
+    /// A storage backend (comes with the L2 pipeline; not in this version)
     L2,
-    /// A storage backend in the six-method form
+    /// A storage backend in the six-method form (as `l2`)
     Connector,
 }
 
@@ -63,7 +63,11 @@ pub fn run(options: &Options) -> Result<()> {
     let used = dir
         .read_dir()
         .is_ok_and(|mut entries| entries.next().is_some());
-    ensure!(!used, "{} is not empty", dir.display());
+    ensure!(
+        !used,
+        "{} is not empty; choose another name, or delete it if nothing needs it",
+        dir.display()
+    );
     let manifest = match &options.path {
         None => names.fill(include_str!("../templates/handler/in-tree.toml")),
         Some(_) => outside_manifest(&workspace, &names)?,

@@ -56,10 +56,23 @@ pub fn main(expected: &[&str]) -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&format!("{error:#}"));
+            complain(&explain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The chain of causes in one line. A message that ends with its own cause says it once.
+fn explain(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if line.is_empty() {
+            line = cause;
+        } else if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 fn complain(message: &str) {
@@ -73,4 +86,20 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .chain()
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Context, anyhow};
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let error = anyhow!("disk full").context("cannot write /x: disk full");
+        let error = Err::<(), _>(error).context("the start failed").unwrap_err();
+        assert_eq!(
+            explain(&error),
+            "the start failed: cannot write /x: disk full"
+        );
+    }
 }

@@ -18,6 +18,12 @@ pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A number of things by name.
+pub(crate) fn counted(count: u64, name: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {name}{plural}")
+}
+
 /// Rows under a heading, in columns as wide as what they hold.
 #[derive(Debug)]
 pub(crate) struct Table {

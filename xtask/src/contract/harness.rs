@@ -71,7 +71,7 @@ pub fn check(workspace: &Workspace, path: &Path) -> Result<()> {
     let broken = judge(&subject.package, &rows);
     report(
         "registry",
-        &format!("{} plugins that {} registers", rows.len(), subject.package),
+        &format!("{} registered by {}", rows.len(), subject.package),
         &broken,
     )?;
     for row in &rows {

@@ -38,11 +38,16 @@ pub fn parse(page: &str) -> Result<Vec<Promise>> {
             continue;
         };
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
-        let [number, .., pinned] = cells[..] else {
-            continue;
-        };
+        let number = cells[0];
         let Some(Ok(index)) = number.strip_prefix('C').map(str::parse::<usize>) else {
             continue;
+        };
+        // A further cell would not be shown by those that render the page.
+        let [_, _, pinned] = cells[..] else {
+            anyhow::bail!(
+                "promise {number} has {} cells; expected 3: number, promise, tests",
+                cells.len()
+            );
         };
         anyhow::ensure!(
             index == promises.len() + 1,
@@ -139,5 +144,7 @@ mod tests {
         );
         parse(&PAGE.replace("promises.rs::tests", "promises")).unwrap_err();
         parse("# Nothing").unwrap_err();
+        let error = parse(&PAGE.replace("| Two |", "| Two | more |")).unwrap_err();
+        assert!(error.to_string().contains("C2 has 4 cells"), "{error}");
     }
 }

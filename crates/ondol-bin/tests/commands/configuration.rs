@@ -10,7 +10,7 @@ fn the_file_is_heard_after_the_environment_and_that_after_the_flags() {
     let file = file.to_str().unwrap();
     place.run(&["serve", "--config", file]).refused(
         1,
-        &["ondol.toml, key `policy`: there is no policy \"file\"; expected one of: lru"],
+        &["ondol.toml, key `policy`: eviction policy is \"file\"; expected one of: lru"],
     );
     let with_variable = |args: &[&str]| {
         let mut command = place.ondol(args);
@@ -23,12 +23,12 @@ fn the_file_is_heard_after_the_environment_and_that_after_the_flags() {
     };
     let said = with_variable(&["serve"]);
     assert!(
-        said.contains("ONDOL_POLICY: there is no policy \"variable\""),
+        said.contains("ONDOL_POLICY: eviction policy is \"variable\""),
         "{said}"
     );
     let said = with_variable(&["serve", "--policy", "flag"]);
     assert!(
-        said.contains("--policy: there is no policy \"flag\""),
+        said.contains("--policy: eviction policy is \"flag\""),
         "{said}"
     );
 }
@@ -48,7 +48,7 @@ fn a_server_can_be_configured_by_a_file_alone() {
             .env("ONDOL_CONFIG", file)
             .env("ONDOL_LOG_FORMAT", "text"),
     );
-    assert!(server.ready_line().contains("pool=10 MiB"));
+    assert!(server.ready_line().contains("pool=\"10 MiB\""));
     assert!(place.path().join("state/secret").exists());
 
     let socket = socket.to_str().unwrap();

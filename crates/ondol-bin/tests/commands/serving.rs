@@ -44,7 +44,7 @@ fn a_ready_server_says_where_and_with_what() {
     for part in [
         socket.as_str(),
         pid.as_str(),
-        "pool=16 MiB",
+        "pool=\"16 MiB\"",
         "policy=\"lru\"",
     ] {
         assert!(line.contains(part), "{part:?} in {line}");
@@ -117,6 +117,28 @@ fn a_killed_server_does_not_keep_the_next_from_starting() {
     assert!(place.socket().exists());
     let _next = place.serve();
     place.run_with(&["put", "k"], b"x").text();
+}
+
+#[test]
+fn a_server_that_cannot_open_its_socket_leaves_no_pool_behind() {
+    let files = ShmFiles::new("stillborn");
+    let device = format!("shm:{}?size=8MiB", files.0);
+    let place = Place::new();
+    let said = place.run(&[
+        "serve",
+        "--pool",
+        &device,
+        "--socket",
+        "/nonexistent/ondol.sock",
+    ]);
+    said.refused(1, &["cannot bind the socket", "/nonexistent/ondol.sock"]);
+    assert_eq!(
+        said.stderr.matches("No such file").count(),
+        1,
+        "{}",
+        said.stderr
+    );
+    assert!(!files.path().exists());
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     )]
     prefix: String,
     /// Only the first so many
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = read_limit)]
     limit: Option<u64>,
     /// Print one JSON object a line: key, tag and key_bytes (which name it exactly), size, region, page, layout,
     /// checksum, leases, pins
@@ -37,6 +37,11 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     server: ServerArgs,
+}
+
+fn read_limit(text: &str) -> Result<u64, String> {
+    text.parse()
+        .map_err(|_| format!("expected a whole number, such as 100; found {text:?}"))
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {

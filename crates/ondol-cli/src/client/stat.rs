@@ -8,7 +8,7 @@ use ondol_memory::format_size;
 use serde_json::json;
 
 use super::{Client, ServerArgs};
-use crate::output::{Table, print_json, stdout};
+use crate::output::{Table, counted, print_json, stdout};
 
 /// Show the figures of a server: pool, page sizes, clients, counters
 ///
@@ -55,9 +55,9 @@ fn print(client: &Client, stats: &HandlerStats) -> anyhow::Result<()> {
     )?;
     writeln!(
         out,
-        "pool      {} in {} regions and {} free (largest run {})",
+        "pool      {} in {} and {} free (largest run {})",
         format_size(pool.total_bytes - pool.free_bytes.min(pool.total_bytes)),
-        pool.regions,
+        counted(pool.regions, "region"),
         format_size(pool.free_bytes),
         format_size(pool.largest_free_extent)
     )?;

@@ -4,7 +4,7 @@ use ondol_memory::{DeviceUri, parse_size};
 
 use super::content::HEADER_BYTES;
 
-/// Replays a request trace from several processes that share one pool, and checks every byte that it reads
+/// Replay a request trace from several processes that share one pool, and check every byte that it reads
 ///
 /// For each request the longest cached prefix of its blocks is looked up and read in place, and the blocks behind it
 /// are written and stored. What a block holds follows from its key and its writer; it is verified when it comes and

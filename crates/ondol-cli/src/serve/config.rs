@@ -141,7 +141,7 @@ fn read_policy(name: &str) -> anyhow::Result<String> {
         .map(|policy| format!("{} ({})", policy.name, policy.summary.trim_end_matches('.')))
         .collect();
     bail!(
-        "there is no policy {name:?}; expected one of: {}",
+        "eviction policy is {name:?}; expected one of: {}",
         known.join(", ")
     )
 }
@@ -213,7 +213,7 @@ mod tests {
             (
                 "policy",
                 "mru",
-                "--policy: there is no policy \"mru\"; expected one of: lru",
+                "--policy: eviction policy is \"mru\"; expected one of: lru",
             ),
             (
                 "region_size",

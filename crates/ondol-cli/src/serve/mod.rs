@@ -116,7 +116,12 @@ fn open(config: Config, pool_from: &str) -> anyhow::Result<Running> {
     door.max_clients = config.max_clients.unwrap_or(door.max_clients);
     door.max_connections = config.max_connections.unwrap_or(door.max_connections);
     let house = Arc::clone(&engine);
-    let door = UnixDoor::open(house, &state, door)?;
+    let door = UnixDoor::open(house, &state, door).inspect_err(|_| {
+        // A server that cannot serve leaves no pool behind.
+        if let Err(error) = engine.remove_files() {
+            tracing::warn!(%error, "the pool's files are left behind");
+        }
+    })?;
     Ok(Running {
         door,
         engine,
@@ -128,7 +133,7 @@ fn announce(running: &Running) {
     let stats = running.engine.stats();
     tracing::info!(
         socket = %running.door.socket().display(),
-        pool = %format_size(stats.pool.total_bytes),
+        pool = format_size(stats.pool.total_bytes),
         devices = stats.pool.devices.join(", "),
         policy = stats.policy,
         pid = std::process::id(),
