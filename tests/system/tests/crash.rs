@@ -163,7 +163,7 @@ fn a_client_that_dies_between_alloc_and_store_leaves_no_key_behind() {
 
 #[test]
 fn pins_of_a_killed_client_do_not_outlive_it() {
-    // LMCache#4980: a killed engine left its buffers pinned.
+    // LMCache/LMCache#4980: a killed engine left its buffers pinned.
     let _watchdog = watchdog("crash", Duration::from_secs(120));
     let server = Server::start(8);
     let handler = server.handler(plain(&[PAGE]));

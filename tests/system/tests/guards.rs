@@ -74,7 +74,7 @@ fn a_page_that_lost_the_race_for_its_key_is_not_lost() {
         let stored = handler.store(&key("k"), page).unwrap();
         assert_eq!(stored == Stored::New, round == 0);
     }
-    // maru.md 6.2, 17: duplicate keys in a batch leaked pages.
+    // Duplicate keys in a batch leaked pages.
     for _ in 0..20 {
         let names = ["a", "a", "k", "b", "a"].map(key);
         let pages: Vec<_> = (0..5)

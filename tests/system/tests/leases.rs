@@ -120,7 +120,7 @@ fn a_miss_holds_nothing() {
 
 #[test]
 fn a_closed_socket_does_not_end_a_lease() {
-    // maru.md 6.2, 21: one closed connection of a living process cost it its regions.
+    // One closed connection of a living process cost it its regions.
     let _watchdog = watchdog("leases", LIMIT);
     let server = Server::start(4);
     // A client that keeps no connection open: whatever it holds, it holds without a socket.
@@ -253,7 +253,7 @@ fn commit(grant: Grant, len: u64, text: &str) -> Commit {
 
 #[test]
 fn a_page_is_not_freed_twice_nor_used_after() {
-    // LMCache#993, nixl#1792: double free; LMCache#1858: overlapping allocations.
+    // LMCache/LMCache#993, ai-dynamo/nixl#1792: double free; LMCache/LMCache#1858: overlapping allocations.
     let _watchdog = watchdog("leases", LIMIT);
     let server = Server::start(2);
     let plane = SocketPlane::connect(server.socket(), SocketOptions::default()).unwrap();

@@ -62,7 +62,7 @@ fn lossy(server: &Server) -> (Handler, Arc<Lossy>) {
 
 #[test]
 fn a_reservation_is_never_readable_before_its_commit() {
-    // LMCache#4967: an expired write reservation became readable before the write had finished.
+    // LMCache/LMCache#4967: an expired write reservation became readable before the write had finished.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let mut writer = Actor::client(ACTOR, server.socket());
@@ -94,7 +94,7 @@ fn a_reservation_is_never_readable_before_its_commit() {
 
 #[test]
 fn a_slow_reader_never_sees_mixed_bytes() {
-    // Mooncake#4239, #778, #374: the payload was reclaimed while it was being transferred.
+    // kvcache-ai/Mooncake#4239, #778, #374: the payload was reclaimed while it was being transferred.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handler = server.handler(plain(&[PAGE]));
@@ -122,7 +122,7 @@ fn a_slow_reader_never_sees_mixed_bytes() {
 
 #[test]
 fn bytes_of_another_dtype_shape_layout_or_rank_are_a_miss() {
-    // sglang#33268, vllm#54338: bf16 bytes were read as fp8.
+    // sgl-project/sglang#33268, vllm-project/vllm#54338: bf16 bytes were read as fp8.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let stored = Layout::new("llama/rev7", "bf16", &[2, 32, 256, 8, 128], "nhd/tp0of2");
@@ -179,7 +179,7 @@ fn bytes_of_another_dtype_shape_layout_or_rank_are_a_miss() {
 
 #[test]
 fn two_checkpoints_of_one_name_do_not_share_objects() {
-    // sglang#24758: two checkpoints with one served name shared their pages.
+    // sgl-project/sglang#24758: two checkpoints with one served name shared their pages.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handler = server.handler(plain(&[PAGE]));
@@ -210,7 +210,7 @@ fn two_checkpoints_of_one_name_do_not_share_objects() {
 
 #[test]
 fn a_damaged_object_is_a_miss_and_counted() {
-    // Mooncake#3089 and others: a torn object was served.
+    // kvcache-ai/Mooncake#3089 and others: a torn object was served.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let mut config = plain(&[PAGE]);
@@ -240,7 +240,7 @@ fn a_damaged_object_is_a_miss_and_counted() {
 
 #[test]
 fn a_group_is_never_found_in_part() {
-    // sglang#31108: existence was checked in two pools, one of which evicted before the read.
+    // sgl-project/sglang#31108: existence was checked in two pools, one of which evicted before the read.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handler = server.handler(plain(&[PAGE]));
@@ -290,7 +290,7 @@ fn a_group_is_never_found_in_part() {
 
 #[test]
 fn of_two_writers_of_one_key_exactly_one_wins() {
-    // sglang#26670: ranks raced for one key; sglang#8901: what was not copied yet was counted as there.
+    // sgl-project/sglang#26670: ranks raced for one key; sgl-project/sglang#8901: what was not copied yet was counted as there.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handlers: Vec<_> = (0..3).map(|_| server.handler(plain(&[PAGE]))).collect();
@@ -335,7 +335,7 @@ fn of_two_writers_of_one_key_exactly_one_wins() {
 
 #[test]
 fn keys_of_different_tags_never_meet() {
-    // openvino.genai#3722, Mooncake#644, vllm#44701: untagged keys and extra keys that ran into each other.
+    // openvinotoolkit/openvino.genai#3722, kvcache-ai/Mooncake#644, vllm-project/vllm#44701: untagged keys and extra keys that ran into each other.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(4);
     let handler = server.handler(plain(&[PAGE]));
@@ -388,7 +388,7 @@ fn keys_of_different_tags_never_meet() {
 
 #[test]
 fn allocations_never_overlap() {
-    // LMCache#1858: memory was allocated under a lock and freed without it.
+    // LMCache/LMCache#1858: memory was allocated under a lock and freed without it.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(4);
     let mut config = plain(&[4096, PAGE]);
@@ -420,7 +420,7 @@ fn allocations_never_overlap() {
 
 #[test]
 fn pins_are_as_many_as_were_asked_for_whatever_is_retried_or_aborted() {
-    // LMCache#3027, #3770, #2785, vllm#35931, FlexKV#263: pins without an owner leaked until the pool was full.
+    // LMCache/LMCache#3027, #3770, #2785, vllm-project/vllm#35931, FlexKV#263: pins without an owner leaked until the pool was full.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let (handler, lossy) = lossy(&server);
@@ -500,7 +500,7 @@ fn pins_are_as_many_as_were_asked_for_whatever_is_retried_or_aborted() {
 
 #[test]
 fn an_object_that_is_read_is_never_evicted() {
-    // LMCache#3130, foyer#531, #1121: eviction did not respect references.
+    // LMCache/LMCache#3130, foyer-rs/foyer#531, #1121: eviction did not respect references.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handler = server.handler(plain(&[PAGE]));
@@ -523,13 +523,13 @@ fn an_object_that_is_read_is_never_evicted() {
 
 #[test]
 fn a_lost_answer_is_not_taken_for_success_or_absence() {
-    // maru#35: store returned success when its call had timed out. SpecForge#832: a removed object was a failure.
+    // xcena-dev/maru#35: store returned success when its call had timed out. sgl-project/SpecForge#832: a removed object was a failure.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let (handler, lossy) = lossy(&server);
     let unknown = |error: HandlerError| assert!(error.is_outcome_unknown(), "{error}");
 
-    // maru.md 6.1, 2: the page of such a store was reused under its live key.
+    // The page of such a store was reused under its live key.
     for round in 0..20 {
         let text = format!("k{round}");
         lossy.lose_next(Call::Commit);
@@ -578,7 +578,7 @@ fn a_lost_answer_is_not_taken_for_success_or_absence() {
 
 #[test]
 fn different_failures_do_not_look_alike() {
-    // Mooncake#2937, #2501: five different reasons, one code.
+    // kvcache-ai/Mooncake#2937, #2501: five different reasons, one code.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handler = server.handler(plain(&[PAGE]));
@@ -633,7 +633,7 @@ fn different_failures_do_not_look_alike() {
 
 #[test]
 fn a_page_is_not_reused_under_the_key_that_it_was_stored_under() {
-    // maru.md 6.1, 1 and 4: free after store, and one handle under two keys. Here storing consumes the page, so
+    // Free after store, and one handle under two keys. Here storing consumes the page, so
     // neither can be written down; what is left is that the next page is another one.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
@@ -652,7 +652,7 @@ fn a_page_is_not_reused_under_the_key_that_it_was_stored_under() {
 
 #[test]
 fn a_delete_by_somebody_else_does_not_blind_the_owner() {
-    // maru.md 6.2, 13: the owner's next store of that key reported success and registered nothing.
+    // The owner's next store of that key reported success and registered nothing.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let owner = server.handler(plain(&[PAGE]));
@@ -668,7 +668,7 @@ fn a_delete_by_somebody_else_does_not_blind_the_owner() {
 
 #[test]
 fn no_key_exists_that_cannot_be_read() {
-    // maru.md 6.2, 14: "ghost" keys of regions that were not there.
+    // "ghost" keys of regions that were not there.
     use ondol_handler::{ControlPlane, SocketOptions, SocketPlane};
     use ondol_plugin::RegionId;
     use ondol_protocol::{Commit, CommitOutcome, GrantRequest};
@@ -721,7 +721,7 @@ fn no_key_exists_that_cannot_be_read() {
 
 #[test]
 fn a_handler_that_was_closed_is_not_lost() {
-    // maru.md 6.2, 18: close could not be undone.
+    // Close could not be undone.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handler = server.handler(plain(&[PAGE]));
@@ -750,7 +750,7 @@ fn a_handler_that_was_closed_is_not_lost() {
 
 #[test]
 fn a_client_that_dies_is_missed_at_once_and_its_objects_stay() {
-    // LMCache#4980, Mooncake#1914: liveness by time alone.
+    // LMCache/LMCache#4980, kvcache-ai/Mooncake#1914: liveness by time alone.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handler = server.handler(plain(&[PAGE]));

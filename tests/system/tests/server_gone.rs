@@ -90,7 +90,7 @@ fn no_call_hangs_or_lies_when_the_door_was_closed() {
 
 #[test]
 fn many_threads_that_miss_the_server_are_all_told() {
-    // pegaflow#225 and its like: calls that hang for ever.
+    // novitalabs/pegaflow#225 and its like: calls that hang for ever.
     let _watchdog = watchdog("server_gone", LIMIT);
     let dir = tempfile::tempdir().unwrap();
     let server = ServerProcess::start(ACTOR, dir.path(), 4);
@@ -166,7 +166,7 @@ fn a_new_server_does_not_touch_what_is_held_from_the_old_one() {
 
 #[test]
 fn a_server_restarted_under_load_costs_errors_and_no_more() {
-    // pegaflow#225: a restart forgot every registration. Mooncake#1914: the dead's objects were still returned.
+    // novitalabs/pegaflow#225: a restart forgot every registration. kvcache-ai/Mooncake#1914: the dead's objects were still returned.
     let _watchdog = watchdog("server_gone", LIMIT);
     let dir = tempfile::tempdir().unwrap();
     let mut server = ServerProcess::start(ACTOR, dir.path(), 4);
