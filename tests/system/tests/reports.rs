@@ -94,7 +94,8 @@ fn a_reservation_is_never_readable_before_its_commit() {
 
 #[test]
 fn a_slow_reader_never_sees_mixed_bytes() {
-    // kvcache-ai/Mooncake#4239, #778, #374: the payload was reclaimed while it was being transferred.
+    // kvcache-ai/Mooncake#4239, kvcache-ai/Mooncake#778, kvcache-ai/Mooncake#374: the payload was reclaimed while it
+    // was being transferred.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handler = server.handler(plain(&[PAGE]));
@@ -290,7 +291,8 @@ fn a_group_is_never_found_in_part() {
 
 #[test]
 fn of_two_writers_of_one_key_exactly_one_wins() {
-    // sgl-project/sglang#26670: ranks raced for one key; sgl-project/sglang#8901: what was not copied yet was counted as there.
+    // sgl-project/sglang#26670: ranks raced for one key; sgl-project/sglang#8901: what was not copied yet was counted
+    // as there.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handlers: Vec<_> = (0..3).map(|_| server.handler(plain(&[PAGE]))).collect();
@@ -335,7 +337,8 @@ fn of_two_writers_of_one_key_exactly_one_wins() {
 
 #[test]
 fn keys_of_different_tags_never_meet() {
-    // openvinotoolkit/openvino.genai#3722, kvcache-ai/Mooncake#644, vllm-project/vllm#44701: untagged keys and extra keys that ran into each other.
+    // openvinotoolkit/openvino.genai#3722, kvcache-ai/Mooncake#644, vllm-project/vllm#44701: untagged keys and extra
+    // keys that ran into each other.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(4);
     let handler = server.handler(plain(&[PAGE]));
@@ -420,7 +423,8 @@ fn allocations_never_overlap() {
 
 #[test]
 fn pins_are_as_many_as_were_asked_for_whatever_is_retried_or_aborted() {
-    // LMCache/LMCache#3027, #3770, #2785, vllm-project/vllm#35931, FlexKV#263: pins without an owner leaked until the pool was full.
+    // LMCache/LMCache#3027, LMCache/LMCache#3770, LMCache/LMCache#2785, vllm-project/vllm#35931,
+    // taco-project/FlexKV#263: pins without an owner leaked until the pool was full.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let (handler, lossy) = lossy(&server);
@@ -500,7 +504,7 @@ fn pins_are_as_many_as_were_asked_for_whatever_is_retried_or_aborted() {
 
 #[test]
 fn an_object_that_is_read_is_never_evicted() {
-    // LMCache/LMCache#3130, foyer-rs/foyer#531, #1121: eviction did not respect references.
+    // LMCache/LMCache#3130, foyer-rs/foyer#531, foyer-rs/foyer#1121: eviction did not respect references.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handler = server.handler(plain(&[PAGE]));
@@ -523,7 +527,8 @@ fn an_object_that_is_read_is_never_evicted() {
 
 #[test]
 fn a_lost_answer_is_not_taken_for_success_or_absence() {
-    // xcena-dev/maru#35: store returned success when its call had timed out. sgl-project/SpecForge#832: a removed object was a failure.
+    // xcena-dev/maru#35: store returned success when its call had timed out. sgl-project/SpecForge#832: a removed
+    // object was a failure.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let (handler, lossy) = lossy(&server);
@@ -578,7 +583,7 @@ fn a_lost_answer_is_not_taken_for_success_or_absence() {
 
 #[test]
 fn different_failures_do_not_look_alike() {
-    // kvcache-ai/Mooncake#2937, #2501: five different reasons, one code.
+    // kvcache-ai/Mooncake#2937, kvcache-ai/Mooncake#2501: five different reasons, one code.
     let _watchdog = watchdog("reports", LIMIT);
     let server = Server::start(2);
     let handler = server.handler(plain(&[PAGE]));

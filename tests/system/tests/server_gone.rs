@@ -166,7 +166,8 @@ fn a_new_server_does_not_touch_what_is_held_from_the_old_one() {
 
 #[test]
 fn a_server_restarted_under_load_costs_errors_and_no_more() {
-    // novitalabs/pegaflow#225: a restart forgot every registration. kvcache-ai/Mooncake#1914: the dead's objects were still returned.
+    // novitalabs/pegaflow#225: a restart forgot every registration. kvcache-ai/Mooncake#1914: the dead's objects were
+    // still returned.
     let _watchdog = watchdog("server_gone", LIMIT);
     let dir = tempfile::tempdir().unwrap();
     let mut server = ServerProcess::start(ACTOR, dir.path(), 4);
