@@ -369,7 +369,7 @@ impl Directory {
             hits: vec![None; keys.len()],
             mismatches: 0,
         };
-        let mut found: Vec<Arc<Entry>> = Vec::with_capacity(*group as usize);
+        let mut found: Vec<Arc<Entry>> = Vec::with_capacity((*group as usize).min(keys.len()));
         for (start, group) in (0..)
             .step_by(*group as usize)
             .zip(keys.chunks(*group as usize))

@@ -343,4 +343,33 @@ mod tests {
             "{error}"
         );
     }
+
+    #[test]
+    fn a_group_that_no_batch_can_fill_is_no_reason_to_die() {
+        use ondol_plugin::Key;
+        use ondol_protocol::{ControlPlane, Retrieve};
+        use ondol_shm::LeaseRef;
+
+        let engine =
+            Engine::open(EngineConfig::new(["memfd:?size=2MiB".parse().unwrap()])).unwrap();
+        let session = engine.attach(None).unwrap();
+        for keys in [Vec::new(), vec![Key::integer(1)]] {
+            let leases = keys
+                .iter()
+                .map(|_| LeaseRef {
+                    slot: 0,
+                    sequence: 1,
+                })
+                .collect();
+            let request = Retrieve {
+                keys,
+                leases,
+                group: u32::MAX,
+                prefix: true,
+                expect: None,
+            };
+            let answer = session.retrieve(&request).unwrap();
+            assert!(answer.hits.iter().all(Option::is_none));
+        }
+    }
 }

@@ -79,7 +79,9 @@ impl Allowlist {
 impl Environment {
     /// The environment of this process.
     pub fn process() -> Self {
-        Self(Arc::new(|name| std::env::var(name).ok()))
+        Self(Arc::new(|name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        }))
     }
 
     /// These variables and no others.

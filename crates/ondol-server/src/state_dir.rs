@@ -91,7 +91,7 @@ impl StateDir {
         let path = self.path.join("secret");
         match OpenOptions::new()
             .read(true)
-            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+            .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
             .open(&path)
         {
             Ok(file) => read_secret(file, &path),

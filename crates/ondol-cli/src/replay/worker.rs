@@ -14,7 +14,7 @@ use ondol_handler::{
     ControlError, Handler, HandlerConfig, HandlerError, Key, Object, PageMut, Stored,
 };
 use rustix::process::{Signal, set_parent_process_death_signal};
-use signal_hook::consts::{SIGHUP, SIGINT};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::content::{self, Block, Writer, mix};
 use super::messages::{Said, Task};
@@ -38,7 +38,7 @@ pub(super) fn serve() -> Result<ExitCode> {
     // A replay that is killed must not leave instances behind that nobody knows of.
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot follow the parent")?;
     // A terminal sends these to the parent too, which then ends its instances one request later.
-    for signal in [SIGINT, SIGHUP] {
+    for signal in [SIGINT, SIGHUP, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
             .context("cannot catch signals")?;
     }
