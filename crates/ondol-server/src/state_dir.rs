@@ -164,7 +164,14 @@ fn read_secret(file: File, path: &Path) -> Result<HandleSecret, ServerError> {
     };
     let stat = file.metadata().map_err(ServerError::io("look at", path))?;
     let mode = stat.mode() & 0o7777;
-    if !stat.is_file() || mode & 0o077 != 0 {
+    if !stat.is_file() {
+        return Err(refuse(
+            "something that is no plain file".to_owned(),
+            "a plain file of mode 0600",
+            "delete it; the next start makes a new one".to_owned(),
+        ));
+    }
+    if mode & 0o077 != 0 {
         return Err(refuse(
             format!("mode {mode:04o}"),
             "a file of mode 0600, as whoever can read it can forge region handles",
