@@ -19,10 +19,14 @@
 // The tables' attribute expands to unsafe code of linkme's own; nothing here is written with `unsafe`.
 #![deny(unsafe_code)]
 
+#[cfg(feature = "failpoints")]
+mod failpoint;
 mod layout;
 mod metric;
 mod policy;
 
+#[cfg(feature = "failpoints")]
+pub use failpoint::{FAILPOINTS, Failpoint, arm_failpoints, failpoints};
 pub use layout::{FrozenField, FrozenLayout, LAYOUTS, layouts};
 #[doc(hidden)]
 pub use linkme;
@@ -33,4 +37,51 @@ fn sorted_by_name<T>(rows: &'static [T], name: fn(&T) -> &'static str) -> Vec<&'
     let mut rows: Vec<_> = rows.iter().collect();
     rows.sort_unstable_by_key(|row| name(row));
     rows
+}
+
+/// A place where a test can end the process, stop it or make the operation fail; nothing without the feature
+/// `failpoints`. With a second argument the operation can fail: then the function returns that.
+///
+/// ```
+/// fn write() -> Result<(), &'static str> {
+///     ondol_catalog::failpoint!("example.write", Err("no space"));
+///     ondol_catalog::failpoint!("example.written");
+///     Ok(())
+/// }
+/// assert_eq!(write(), Ok(()));
+/// ```
+#[cfg(feature = "failpoints")]
+#[macro_export]
+macro_rules! failpoint {
+    ($name:literal) => {{
+        #[$crate::linkme::distributed_slice($crate::FAILPOINTS)]
+        #[linkme(crate = $crate::linkme)]
+        static HERE: $crate::Failpoint = $crate::Failpoint::new($name, false);
+        HERE.reach();
+    }};
+    ($name:literal, $failed:expr) => {{
+        #[$crate::linkme::distributed_slice($crate::FAILPOINTS)]
+        #[linkme(crate = $crate::linkme)]
+        static HERE: $crate::Failpoint = $crate::Failpoint::new($name, true);
+        if HERE.reach() {
+            return $failed;
+        }
+    }};
+}
+
+/// A place where a test can end the process, stop it or make the operation fail; nothing without the feature
+/// `failpoints`. With a second argument the operation can fail: then the function returns that.
+///
+/// ```
+/// fn write() -> Result<(), &'static str> {
+///     ondol_catalog::failpoint!("example.write", Err("no space"));
+///     ondol_catalog::failpoint!("example.written");
+///     Ok(())
+/// }
+/// assert_eq!(write(), Ok(()));
+/// ```
+#[cfg(not(feature = "failpoints"))]
+#[macro_export]
+macro_rules! failpoint {
+    ($name:literal $(, $failed:expr)?) => {};
 }

@@ -1,4 +1,4 @@
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -43,8 +43,8 @@ pub(crate) struct Ledger {
 /// The client's pins and its latest grants; changed by the writer only.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
-    /// Each pinned object with the number of pins.
-    pub(crate) pins: HashMap<Key, (Arc<Entry>, u32)>,
+    /// Each pinned object with the numbers of its pins.
+    pub(crate) pins: HashMap<Key, (Arc<Entry>, BTreeSet<u64>)>,
     answered: VecDeque<(u64, Vec<Grant>)>,
     /// Whether the client said that it leaves, or died: nothing is granted or pinned any more.
     pub(crate) closed: bool,
@@ -113,6 +113,6 @@ impl Book {
     }
 
     pub(crate) fn pin_count(&self) -> u64 {
-        self.pins.values().map(|(_, count)| u64::from(*count)).sum()
+        self.pins.values().map(|(_, pins)| pins.len() as u64).sum()
     }
 }

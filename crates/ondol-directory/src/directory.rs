@@ -8,7 +8,7 @@ use ondol_memory::{Change, Journal, JournalError, Pool, RemoveReason};
 use ondol_plugin::Key;
 use ondol_protocol::{
     Breakdown, ClassStats, ClientStats, Commit, CommitOutcome, DeleteOutcome, EngineStats, Hit,
-    Listing, ObjectInfo, PinOutcome, PoolStats, RefusedCommit, Retrieve, Retrieved,
+    Listing, ObjectInfo, Pin, PinOutcome, PoolStats, RefusedCommit, Retrieve, Retrieved,
 };
 use ondol_shm::{ClientId, Grant, LeaseRef, LeaseTableError, StaleReason};
 use parking_lot::{Mutex, RwLock};
@@ -157,17 +157,19 @@ impl Directory {
         let mut ended = 0;
         let mut refused = None;
         let mut pins = std::mem::take(&mut book.pins).into_iter();
-        'pins: for (key, (entry, count)) in pins.by_ref() {
-            for left in (1..=count).rev() {
+        'pins: for (key, (entry, mut numbers)) in pins.by_ref() {
+            while let Some(&pin) = numbers.first() {
                 let change = Change::Unpin {
                     key: key.clone(),
                     client: client.id,
+                    pin,
                 };
                 if let Err(error) = state.change(&change) {
                     refused = Some(error);
-                    book.pins.insert(key, (entry, left));
+                    book.pins.insert(key, (entry, numbers));
                     break 'pins;
                 }
+                numbers.remove(&pin);
                 entry.unpin();
                 ended += 1;
             }
@@ -209,7 +211,14 @@ impl Directory {
         }
         let mut grants = Vec::new();
         while (grants.len() as u64) < allowed {
-            match self.grant_one(&mut state, client, stride, allowed, grants.is_empty()) {
+            match self.grant_one(
+                &mut state,
+                client,
+                request,
+                stride,
+                allowed,
+                grants.is_empty(),
+            ) {
                 Ok(Some(grant)) => grants.push(grant),
                 Ok(None) => break,
                 // What was granted before must reach the client.
@@ -227,6 +236,7 @@ impl Directory {
         &self,
         state: &mut State,
         client: ClientId,
+        request: u64,
         stride: u64,
         wanted: u64,
         first: bool,
@@ -245,7 +255,11 @@ impl Directory {
         let Some(grant) = state.pool.find_free(stride) else {
             return Ok(None);
         };
-        state.change(&Change::Grant { grant, client })?;
+        state.change(&Change::Grant {
+            grant,
+            client,
+            request,
+        })?;
         Ok(Some(grant))
     }
 
@@ -429,12 +443,16 @@ impl Directory {
             .collect()
     }
 
-    /// Pins objects, once more for each time asked.
-    pub fn pin(&self, client: ClientId, keys: &[Key]) -> Result<Vec<PinOutcome>, DirectoryError> {
+    /// Pins objects.
+    pub fn pin(&self, client: ClientId, pins: &[Pin]) -> Result<Vec<PinOutcome>, DirectoryError> {
         let record = self.client(client)?;
         let mut state = self.state.lock();
         let mut book = record.open_book()?;
-        let mut pin = |key: &Key| -> Result<PinOutcome, DirectoryError> {
+        let mut pin = |Pin { key, number }: &Pin| -> Result<PinOutcome, DirectoryError> {
+            let made = book.pins.get(key);
+            if made.is_some_and(|(_, numbers)| numbers.contains(number)) {
+                return Ok(PinOutcome::Done);
+            }
             let Some(entry) = self.shards.get(key) else {
                 return Ok(PinOutcome::Absent);
             };
@@ -442,35 +460,44 @@ impl Directory {
             state.change(&Change::Pin {
                 key: key.clone(),
                 client,
+                pin: *number,
             })?;
             entry.pin();
-            book.pins.entry(key.clone()).or_insert((entry, 0)).1 += 1;
+            let (_, numbers) = book
+                .pins
+                .entry(key.clone())
+                .or_insert((entry, BTreeSet::new()));
+            numbers.insert(*number);
             Ok(PinOutcome::Done)
         };
-        keys.iter().map(&mut pin).collect()
+        pins.iter().map(&mut pin).collect()
     }
 
-    /// Takes back one of this client's pins on each object.
-    pub fn unpin(&self, client: ClientId, keys: &[Key]) -> Result<Vec<PinOutcome>, DirectoryError> {
+    /// Takes back pins of this client's.
+    pub fn unpin(&self, client: ClientId, pins: &[Pin]) -> Result<Vec<PinOutcome>, DirectoryError> {
         let record = self.client(client)?;
         let mut state = self.state.lock();
         let mut book = record.open_book()?;
-        let mut unpin = |key: &Key| -> Result<PinOutcome, DirectoryError> {
-            let Some((entry, count)) = book.pins.get_mut(key) else {
+        let mut unpin = |Pin { key, number }: &Pin| -> Result<PinOutcome, DirectoryError> {
+            let Some((entry, numbers)) = book.pins.get_mut(key) else {
                 return Ok(PinOutcome::Absent);
             };
+            if !numbers.contains(number) {
+                return Ok(PinOutcome::Absent);
+            }
             state.change(&Change::Unpin {
                 key: key.clone(),
                 client,
+                pin: *number,
             })?;
             entry.unpin();
-            *count -= 1;
-            if *count == 0 {
+            numbers.remove(number);
+            if numbers.is_empty() {
                 book.pins.remove(key);
             }
             Ok(PinOutcome::Done)
         };
-        keys.iter().map(&mut unpin).collect()
+        pins.iter().map(&mut unpin).collect()
     }
 
     /// Removes objects for every later reader.

@@ -6,8 +6,8 @@ use ondol_memory::{MIN_PAGE_BYTES, Region};
 use ondol_plugin::{Key, RegionId, RegionSpan};
 use ondol_protocol::{
     Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
-    EngineStats, Grant, GrantRequest, Hit, Listing, PinOutcome, RegionInfo, Retrieve, Retrieved,
-    StaleReason,
+    EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, RegionInfo, Retrieve,
+    Retrieved, StaleReason,
 };
 use ondol_shm::{BackingId, ForkGuard, RegionHandle};
 
@@ -170,17 +170,17 @@ impl ControlPlane for Session {
         Ok(self.engine.directory().locate(keys))
     }
 
-    fn pin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError> {
+    fn pin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError> {
         self.engine
             .directory()
-            .pin(self.info.id, keys)
+            .pin(self.info.id, pins)
             .map_err(self.explain(0))
     }
 
-    fn unpin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError> {
+    fn unpin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError> {
         self.engine
             .directory()
-            .unpin(self.info.id, keys)
+            .unpin(self.info.id, pins)
             .map_err(self.explain(0))
     }
 

@@ -37,6 +37,7 @@ mod layout;
 mod line;
 mod metrics;
 mod object;
+mod pins;
 mod regions;
 mod sizing;
 mod socket;

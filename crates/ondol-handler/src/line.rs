@@ -7,6 +7,7 @@ use ondol_protocol::{ClientInfo, ControlError, ControlPlane, Hit, Retrieve};
 use ondol_shm::{ForkGuard, LEASE_SLOTS, Lease, LeaseSlots};
 
 use crate::object::Object;
+use crate::pins::Pins;
 use crate::regions::Regions;
 use crate::stock::Stock;
 use crate::{Expect, HandlerError};
@@ -19,6 +20,7 @@ pub(crate) struct Line {
     pub(crate) info: ClientInfo,
     pub(crate) stock: Stock,
     pub(crate) regions: Regions,
+    pub(crate) pins: Pins,
     pub(crate) slots: Arc<LeaseSlots>,
     pub(crate) home: ForkGuard,
     /// Whether the handler has left this connection.
@@ -44,6 +46,7 @@ impl Line {
             info,
             stock: Stock::new(stock_bytes),
             regions: Regions::default(),
+            pins: Pins::new(),
             slots,
             home: ForkGuard::new(),
             over: AtomicBool::new(false),

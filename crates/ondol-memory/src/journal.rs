@@ -6,7 +6,7 @@
 use std::fmt;
 
 use ondol_plugin::{Key, RegionId};
-use ondol_shm::{ClientId, Grant, Location, ObjectMeta, PageId};
+use ondol_shm::{ClientId, Grant, Location, ObjectMeta, PageId, ProcessIdentity};
 
 use crate::Extent;
 
@@ -34,6 +34,8 @@ pub enum Change {
         grant: Grant,
         /// Who may write it.
         client: ClientId,
+        /// The client's number of the request that is answered with it; asked again, the answer is the same.
+        request: u64,
     },
     /// A granted page becomes free again without having held an object.
     Return {
@@ -67,18 +69,36 @@ pub enum Change {
         /// The page.
         page: PageId,
     },
-    /// A client pins an object, once more.
+    /// A client pins an object.
     Pin {
         /// The object's name.
         key: Key,
         /// Who pins it.
         client: ClientId,
+        /// The client's number of this pin; a pin that exists is not made again.
+        pin: u64,
     },
     /// A client takes back one of its pins.
     Unpin {
         /// The object's name.
         key: Key,
         /// Who pinned it.
+        client: ClientId,
+        /// The client's number of the pin.
+        pin: u64,
+    },
+    /// A client is let in.
+    Attach {
+        /// Its name, one above every name before.
+        client: ClientId,
+        /// The process that it lives in.
+        process: ProcessIdentity,
+        /// The random number by which it knows itself again.
+        instance: [u8; 16],
+    },
+    /// A client that holds neither grant nor pin is forgotten.
+    Detach {
+        /// Its name.
         client: ClientId,
     },
 }
@@ -92,20 +112,40 @@ pub enum RemoveReason {
     Evicted,
     /// Its region was needed for another page size.
     Drained,
+    /// Its bytes are gone: the device was volatile, or they do not fit their checksum.
+    Lost,
 }
 
-/// The journal could not record a change, which therefore does not happen.
+/// The journal could not record a change, or could not make it durable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the journal refused the change: {0}")]
 pub struct JournalError(pub String);
 
+/// A place in the journal: the number of bytes recorded before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Position(pub u64);
+
 /// Records changes before they happen.
+///
+/// A change is *recorded* under the lock of the one writer, in memory, so that it takes no time. Before anybody is told
+/// of it, and before anybody else can see its effect, it is *flushed*, without that lock.
 pub trait Journal: Send + Sync + fmt::Debug {
-    /// Records one change.
+    /// Records one change. Called by one writer at a time, in the order of the changes.
     ///
     /// # Errors
-    /// [`JournalError`] if it could not; the change is then not made.
+    /// [`JournalError`] if there is no room for it; the change is then not made.
     fn record(&self, change: &Change) -> Result<(), JournalError>;
+
+    /// The end of what was recorded so far.
+    fn position(&self) -> Position;
+
+    /// Waits until everything that was recorded before `position` is as durable as the journal promises. Callers that
+    /// wait at the same time share the work.
+    ///
+    /// # Errors
+    /// [`JournalError`] if it could not be made durable now. The changes stay recorded and made; a later flush tries
+    /// again.
+    fn flush(&self, position: Position) -> Result<(), JournalError>;
 }
 
 /// Records nothing: the state lasts as long as the process.
@@ -114,6 +154,14 @@ pub struct NoJournal;
 
 impl Journal for NoJournal {
     fn record(&self, _: &Change) -> Result<(), JournalError> {
+        Ok(())
+    }
+
+    fn position(&self) -> Position {
+        Position(0)
+    }
+
+    fn flush(&self, _: Position) -> Result<(), JournalError> {
         Ok(())
     }
 }

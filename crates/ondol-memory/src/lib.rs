@@ -7,12 +7,14 @@
 
 mod device;
 mod extent;
+mod image;
 mod journal;
 mod pool;
 mod size;
 
 pub use device::*;
 pub use extent::{Arena, Extent, ExtentAllocator, NotAllocated, REGION_ALIGNMENT};
-pub use journal::{Change, Journal, JournalError, NoJournal, RemoveReason};
+pub use image::{ClientRecord, Image, StoredObject};
+pub use journal::{Change, Journal, JournalError, NoJournal, Position, RemoveReason};
 pub use pool::{ApplyError, MIN_PAGE_BYTES, PageState, Pool, Region};
 pub use size::*;

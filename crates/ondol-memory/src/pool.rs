@@ -3,7 +3,7 @@
 //! The pool is plain state without locks, files or keys. Every mutation goes through [`Pool::apply`], so that a
 //! recorded sequence of changes rebuilds the same state.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ondol_plugin::{RegionId, RegionSpan};
 use ondol_shm::{ClientId, Generation, Grant, Location, PageId, StaleReason};
@@ -131,13 +131,22 @@ pub struct ApplyError {
     pub reason: String,
 }
 
+/// The pages granted to one client.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ClientGrants {
+    /// Each page with the request that it answered.
+    pages: HashMap<PageId, u64>,
+    /// The pages that are left of each request's answer.
+    by_request: HashMap<u64, Vec<PageId>>,
+}
+
 /// Regions, pages and free extents of all devices.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Pool {
     extents: ExtentAllocator,
     regions: BTreeMap<RegionId, Region>,
     classes: BTreeMap<u64, Class>,
-    granted: HashMap<ClientId, HashSet<PageId>>,
+    granted: HashMap<ClientId, ClientGrants>,
     next_region: u64,
     region_bytes: u64,
 }
@@ -230,20 +239,31 @@ impl Pool {
 
     /// Pages granted to a client.
     pub fn grants_of(&self, client: ClientId) -> Vec<Grant> {
-        let pages = self.granted.get(&client).into_iter().flatten();
-        pages
-            .filter_map(|&page| {
-                Some(Grant {
-                    page,
-                    generation: self.page(page)?.generation,
-                })
+        let grants = self.granted.get(&client).into_iter();
+        self.grants(grants.flat_map(|grants| grants.pages.keys()))
+    }
+
+    /// Pages that were granted to a client as the answer to this request, and still are.
+    pub fn granted_under(&self, client: ClientId, request: u64) -> Vec<Grant> {
+        let grants = self.granted.get(&client);
+        let pages = grants.and_then(|grants| grants.by_request.get(&request));
+        self.grants(pages.into_iter().flatten())
+    }
+
+    fn grants<'a>(&self, pages: impl Iterator<Item = &'a PageId>) -> Vec<Grant> {
+        let grant = |&page: &PageId| {
+            Some(Grant {
+                page,
+                generation: self.page(page)?.generation,
             })
-            .collect()
+        };
+        pages.filter_map(grant).collect()
     }
 
     /// Number and bytes of the pages granted to a client.
     pub fn granted_to(&self, client: ClientId) -> (u64, u64) {
-        let pages = self.granted.get(&client).into_iter().flatten();
+        let grants = self.granted.get(&client).into_iter();
+        let pages = grants.flat_map(|grants| grants.pages.keys());
         pages.fold((0, 0), |(pages, bytes), page| {
             (
                 pages + 1,
@@ -336,7 +356,11 @@ impl Pool {
                     }
                 }
             }
-            Change::Grant { grant, client } => {
+            Change::Grant {
+                grant,
+                client,
+                request,
+            } => {
                 let page = self
                     .page(grant.page)
                     .ok_or_else(|| refuse("there is no such page"))?;
@@ -346,6 +370,13 @@ impl Pool {
                     ));
                 }
                 self.set(grant.page, PageState::Granted(client));
+                let grants = self.granted.entry(client).or_default();
+                grants.pages.insert(grant.page, request);
+                grants
+                    .by_request
+                    .entry(request)
+                    .or_default()
+                    .push(grant.page);
                 if let Some(region) = self.regions.get_mut(&grant.page.region) {
                     region.pages[grant.page.index as usize].generation = grant.generation;
                 }
@@ -388,7 +419,10 @@ impl Pool {
                 }
                 self.set(page, PageState::Free);
             }
-            Change::Pin { .. } | Change::Unpin { .. } => {}
+            Change::Pin { .. }
+            | Change::Unpin { .. }
+            | Change::Attach { .. }
+            | Change::Detach { .. } => {}
         }
         Ok(())
     }
@@ -414,9 +448,17 @@ impl Pool {
             PageState::Free => region.free.retain(|free| *free != id.index),
             PageState::Granted(client) => {
                 region.granted -= 1;
-                if let Some(pages) = self.granted.get_mut(&client) {
-                    pages.remove(&id);
-                    if pages.is_empty() {
+                if let Some(grants) = self.granted.get_mut(&client) {
+                    let request = grants.pages.remove(&id);
+                    if let Some(request) = request
+                        && let Some(pages) = grants.by_request.get_mut(&request)
+                    {
+                        pages.retain(|page| *page != id);
+                        if pages.is_empty() {
+                            grants.by_request.remove(&request);
+                        }
+                    }
+                    if grants.pages.is_empty() {
                         self.granted.remove(&client);
                     }
                 }
@@ -426,10 +468,7 @@ impl Pool {
         }
         match next {
             PageState::Free => region.free.push(id.index),
-            PageState::Granted(client) => {
-                region.granted += 1;
-                self.granted.entry(client).or_default().insert(id);
-            }
+            PageState::Granted(_) => region.granted += 1,
             PageState::Committed => region.committed += 1,
             PageState::Retired => {}
         }
@@ -475,7 +514,11 @@ mod tests {
             pool.apply(&changes[0]).unwrap();
         }
         let grant = pool.find_free(stride)?;
-        changes.push(Change::Grant { grant, client });
+        changes.push(Change::Grant {
+            grant,
+            client,
+            request: 1,
+        });
         pool.apply(changes.last().unwrap()).unwrap();
         Some((grant, changes))
     }
@@ -539,6 +582,7 @@ mod tests {
         pool.apply(&Change::Grant {
             grant: again,
             client: ClientId(2),
+            request: 1,
         })
         .unwrap();
         assert_eq!(
@@ -571,6 +615,7 @@ mod tests {
             Change::Grant {
                 grant: next,
                 client: CLIENT,
+                request: 2,
             },
             Change::Dissolve {
                 region: grant.page.region,

@@ -68,18 +68,17 @@ pub trait ControlPlane: Send + Sync + fmt::Debug {
     /// [`ControlError`].
     fn locate(&self, keys: &[Key]) -> Result<Vec<Option<Hit>>, ControlError>;
 
-    /// Pins objects, once more for each time asked.
+    /// Pins objects. A pin that exists is not made again, so that asking again is safe.
     ///
     /// # Errors
     /// [`ControlError`].
-    fn pin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError>;
+    fn pin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError>;
 
-    /// Takes back one of this client's pins on each object; an object that the client has not pinned is
-    /// answered with [`PinOutcome::Absent`].
+    /// Takes back pins of this client's; one that does not exist is answered with [`PinOutcome::Absent`].
     ///
     /// # Errors
     /// [`ControlError`].
-    fn unpin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError>;
+    fn unpin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError>;
 
     /// Removes objects. One that is leased is gone for every later reader and stays readable for those that
     /// hold it; one that is pinned stays.
@@ -236,6 +235,15 @@ pub struct Hit {
     pub meta: ObjectMeta,
 }
 
+/// One pin of a client's on an object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pin {
+    /// The object.
+    pub key: Key,
+    /// The client's number of this pin, never used again for another one.
+    pub number: u64,
+}
+
 /// What became of a pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinOutcome {
@@ -346,6 +354,10 @@ pub enum ControlError {
         /// How long was waited.
         waited_ms: u64,
     },
+    /// The server does not know this client (any more) and has done nothing. What the client held is gone; it can
+    /// connect as a new one.
+    #[error("the server does not know this client any more: {0}")]
+    UnknownClient(String),
     /// The other side does not speak this protocol.
     #[error("protocol error: {0}")]
     Protocol(String),

@@ -40,6 +40,6 @@ pub use lease_table::{
 pub use mapping::{ReadMapping, WriteMapping};
 pub use object::{LayoutFingerprint, ObjectMeta};
 #[cfg(not(loom))]
-pub use process::{Process, boot_id, process_start_time};
+pub use process::{Liveness, Process, ProcessIdentity, boot_id, process_start_time};
 #[cfg(not(loom))]
 pub use region::{LeasedBytes, PageBytes, ReadRegion, RegionError, WriteRegion};

@@ -16,6 +16,30 @@ pub struct Process {
     start_time: u64,
 }
 
+/// Who a process is, in a form that can be written down and looked up again during the same boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessIdentity {
+    /// Its number in `namespace`; 0 if it has none there.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot; 0 if it has no number.
+    pub start_time: u64,
+    /// The PID namespace of the one who wrote this down, as an inode number.
+    pub namespace: u64,
+    /// The kernel's own number of the process (an inode number of pidfs); 0 on a kernel before Linux 6.9.
+    pub inode: u64,
+}
+
+/// What can be said of a process that was known before.
+#[derive(Debug)]
+pub enum Liveness {
+    /// It lives.
+    Alive(Process),
+    /// It has ended.
+    Dead,
+    /// It lies in another PID namespace, so that neither can be proven.
+    Unknown,
+}
+
 impl Process {
     /// The process at the other end of a connected Unix socket, as the kernel knows it.
     ///

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use ondol_plugin::Key;
 use ondol_protocol::{
     Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
-    EngineStats, Grant, GrantRequest, Hit, Listing, PinOutcome, RegionInfo, Retrieve, Retrieved,
-    StaleReason,
+    EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, RegionInfo, Retrieve,
+    Retrieved, StaleReason,
 };
 use ondol_shm::RegionHandle;
 use parking_lot::Mutex;
@@ -99,12 +99,12 @@ impl ControlPlane for Lossy {
         self.pass(Call::Locate, self.inner.locate(keys))
     }
 
-    fn pin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError> {
-        self.pass(Call::Pin, self.inner.pin(keys))
+    fn pin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError> {
+        self.pass(Call::Pin, self.inner.pin(pins))
     }
 
-    fn unpin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError> {
-        self.pass(Call::Unpin, self.inner.unpin(keys))
+    fn unpin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError> {
+        self.pass(Call::Unpin, self.inner.unpin(pins))
     }
 
     fn delete(&self, keys: &[Key]) -> Result<Vec<DeleteOutcome>, ControlError> {

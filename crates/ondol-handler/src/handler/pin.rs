@@ -20,8 +20,19 @@ impl Handler {
     /// # Errors
     /// [`HandlerError`].
     pub fn batch_pin(&self, keys: &[Key]) -> Result<Vec<bool>, HandlerError> {
-        let pinned = self.line()?.plane.pin(keys)?;
-        Ok(pinned
+        let line = self.line()?;
+        let pins = line.pins.propose(keys);
+        let result = line.plane.pin(&pins);
+        match &result {
+            Ok(outcomes) => {
+                let absent = pins.iter().zip(outcomes);
+                let absent = absent.filter(|(_, outcome)| **outcome == PinOutcome::Absent);
+                absent.for_each(|(pin, _)| line.pins.forget(pin));
+            }
+            Err(error) if error.is_outcome_unknown() => {}
+            Err(_) => pins.iter().for_each(|pin| line.pins.forget(pin)),
+        }
+        Ok(result?
             .into_iter()
             .map(|outcome| outcome == PinOutcome::Done)
             .collect())
@@ -40,10 +51,18 @@ impl Handler {
     /// # Errors
     /// [`HandlerError`].
     pub fn batch_unpin(&self, keys: &[Key]) -> Result<Vec<bool>, HandlerError> {
-        let unpinned = self.line()?.plane.unpin(keys)?;
-        Ok(unpinned
-            .into_iter()
-            .map(|outcome| outcome == PinOutcome::Done)
-            .collect())
+        let line = self.line()?;
+        let taken = line.pins.take(keys);
+        let pins: Vec<_> = taken.iter().flatten().cloned().collect();
+        if pins.is_empty() {
+            return Ok(vec![false; keys.len()]);
+        }
+        let outcomes = line.plane.unpin(&pins);
+        let outcomes = outcomes.inspect_err(|_| line.pins.restore(pins))?;
+        let mut outcomes = outcomes.into_iter();
+        let unpinned = taken
+            .iter()
+            .map(|pin| pin.is_some() && outcomes.next() == Some(PinOutcome::Done));
+        Ok(unpinned.collect())
     }
 }

@@ -11,8 +11,8 @@ use ondol_plugin::Key;
 use ondol_protocol::wire::{Answer, Hello, RequestRef};
 use ondol_protocol::{
     Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
-    EngineStats, Grant, GrantRequest, Hit, Listing, PinOutcome, RegionInfo, Retrieve, Retrieved,
-    StaleReason,
+    EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, RegionInfo, Retrieve,
+    Retrieved, StaleReason,
 };
 use ondol_shm::{ForkGuard, RegionHandle, process_start_time};
 use parking_lot::Mutex;
@@ -335,16 +335,16 @@ impl ControlPlane for SocketPlane {
         }
     }
 
-    fn pin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError> {
-        match self.call(RequestRef::Pin(keys))?.0 {
-            Answer::Pin(outcomes) => self.paired(keys.len(), outcomes),
+    fn pin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError> {
+        match self.call(RequestRef::Pin(pins))?.0 {
+            Answer::Pin(outcomes) => self.paired(pins.len(), outcomes),
             answer => Err(self.unexpected(&answer)),
         }
     }
 
-    fn unpin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError> {
-        match self.call(RequestRef::Unpin(keys))?.0 {
-            Answer::Unpin(outcomes) => self.paired(keys.len(), outcomes),
+    fn unpin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError> {
+        match self.call(RequestRef::Unpin(pins))?.0 {
+            Answer::Unpin(outcomes) => self.paired(pins.len(), outcomes),
             answer => Err(self.unexpected(&answer)),
         }
     }

@@ -1,7 +1,7 @@
 use ondol_plugin::Key;
 use ondol_shm::RegionHandle;
 
-use crate::{Access, Commit, Grant, GrantRequest, Retrieve};
+use crate::{Access, Commit, Grant, GrantRequest, Pin, Retrieve};
 
 use super::header::{HEADER_BYTES, Header, Op, PROTOCOL_VERSION, Status};
 use super::reader::Reader;
@@ -51,10 +51,10 @@ pub enum Request {
     Retrieve(Retrieve),
     /// Objects to find.
     Locate(Vec<Key>),
-    /// Objects to pin.
-    Pin(Vec<Key>),
-    /// Objects to unpin.
-    Unpin(Vec<Key>),
+    /// Pins to make.
+    Pin(Vec<Pin>),
+    /// Pins to take back.
+    Unpin(Vec<Pin>),
     /// Objects to remove.
     Delete(Vec<Key>),
     /// Objects to list.
@@ -92,8 +92,8 @@ pub enum RequestRef<'a> {
     Commit(&'a [Commit]),
     Retrieve(&'a Retrieve),
     Locate(&'a [Key]),
-    Pin(&'a [Key]),
-    Unpin(&'a [Key]),
+    Pin(&'a [Pin]),
+    Unpin(&'a [Pin]),
     Delete(&'a [Key]),
     List {
         after: Option<&'a Key>,
@@ -131,9 +131,8 @@ impl RequestRef<'_> {
             Self::ReturnPages(pages) => pages.len(),
             Self::Commit(commits) => commits.len(),
             Self::Retrieve(request) => request.keys.len(),
-            Self::Locate(keys) | Self::Pin(keys) | Self::Unpin(keys) | Self::Delete(keys) => {
-                keys.len()
-            }
+            Self::Pin(pins) | Self::Unpin(pins) => pins.len(),
+            Self::Locate(keys) | Self::Delete(keys) => keys.len(),
             _ => 0,
         }
     }
@@ -164,9 +163,8 @@ impl RequestRef<'_> {
                     lease.put(out);
                 }
             }
-            Self::Locate(keys) | Self::Pin(keys) | Self::Unpin(keys) | Self::Delete(keys) => {
-                put_all(keys, out);
-            }
+            Self::Pin(pins) | Self::Unpin(pins) => put_all(pins, out),
+            Self::Locate(keys) | Self::Delete(keys) => put_all(keys, out),
             Self::List { after, limit } => {
                 out.push(after.is_some().into());
                 if let Some(key) = after {
@@ -288,8 +286,8 @@ impl Request {
             Op::Commit => Self::Commit(get_all(reader, "commits")?),
             Op::Retrieve => Self::Retrieve(get_retrieve(reader)?),
             Op::Locate => Self::Locate(get_all(reader, "keys to locate")?),
-            Op::Pin => Self::Pin(get_all(reader, "keys to pin")?),
-            Op::Unpin => Self::Unpin(get_all(reader, "keys to unpin")?),
+            Op::Pin => Self::Pin(get_all(reader, "pins to make")?),
+            Op::Unpin => Self::Unpin(get_all(reader, "pins to take back")?),
             Op::Delete => Self::Delete(get_all(reader, "keys to delete")?),
             Op::List => Self::List {
                 after: Wire::get(reader)?,

@@ -9,8 +9,8 @@ use ondol_shm::{BackingId, Generation, LeaseRef, Location, PageId, RegionHandle}
 
 use crate::{
     Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, DeleteOutcome,
-    Grant, GrantRequest, Hit, LayoutFingerprint, ObjectInfo, ObjectMeta, PinOutcome, RefusedCommit,
-    RegionInfo, StaleReason,
+    Grant, GrantRequest, Hit, LayoutFingerprint, ObjectInfo, ObjectMeta, Pin, PinOutcome,
+    RefusedCommit, RegionInfo, StaleReason,
 };
 
 use super::reader::Reader;
@@ -481,6 +481,22 @@ impl Wire for CommitOutcome {
     }
 }
 
+impl Wire for Pin {
+    const MIN: usize = Key::MIN + 8;
+
+    fn put(&self, out: &mut Vec<u8>) {
+        self.key.put(out);
+        put_u64(self.number, out);
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            key: Wire::get(reader)?,
+            number: reader.u64("number of the pin")?,
+        })
+    }
+}
+
 impl Wire for PinOutcome {
     const MIN: usize = 1;
 
@@ -597,6 +613,10 @@ impl Wire for ControlError {
                 out.push(7);
                 put_text(text, out);
             }
+            Self::UnknownClient(text) => {
+                out.push(8);
+                put_text(text, out);
+            }
         }
     }
 
@@ -619,7 +639,8 @@ impl Wire for ControlError {
                 waited_ms: reader.u64("milliseconds waited")?,
             }),
             7 => get_text(reader, TEXT).map(Self::Protocol),
-            found => Err(unknown("kind of error", found, "1 to 7")),
+            8 => get_text(reader, TEXT).map(Self::UnknownClient),
+            found => Err(unknown("kind of error", found, "1 to 8")),
         }
     }
 }
