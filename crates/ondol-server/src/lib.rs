@@ -7,6 +7,7 @@
 
 mod error;
 mod house;
+pub mod http;
 mod metrics;
 mod state_dir;
 mod unix;

@@ -1,0 +1,144 @@
+//! The rows of what `/metrics` shows besides the counters, and how each value follows from the server's figures.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use ondol_catalog::linkme::distributed_slice;
+use ondol_catalog::{METRICS, Metric, MetricKind};
+use ondol_protocol::{ClassStats, EngineStats};
+
+use super::Sample;
+
+macro_rules! rows {
+    ($($row:ident $kind:ident $name:literal $help:literal;)*) => {
+        $(
+            #[distributed_slice(METRICS)]
+            #[linkme(crate = ondol_catalog::linkme)]
+            static $row: Metric = Metric::new($name, MetricKind::$kind, $help);
+        )*
+    };
+}
+
+rows! {
+    POOL_BYTES Gauge "ondol_pool_bytes" "Bytes of the pool that can hold regions.";
+    POOL_FREE Gauge "ondol_pool_free_bytes" "Bytes of the pool in no region.";
+    POOL_LARGEST Gauge "ondol_pool_largest_free_bytes" "The largest run of bytes in no region.";
+    POOL_REGIONS Gauge "ondol_pool_regions" "Regions of the pool.";
+    CLASS_REGIONS Gauge "ondol_class_regions" "Regions of a page size.";
+    CLASS_PAGES Gauge "ondol_class_pages" "Pages of a page size.";
+    CLASS_FREE Gauge "ondol_class_free_pages" "Pages of a page size that hold nothing.";
+    CLASS_GRANTED Gauge "ondol_class_granted_pages"
+        "Pages of a page size that clients have and did not store yet.";
+    CLASS_COMMITTED Gauge "ondol_class_committed_pages"
+        "Pages of a page size that hold a visible object.";
+    CLIENTS Gauge "ondol_clients" "Clients that are known.";
+    CLIENT_LEASES Gauge "ondol_leases" "Leases of all clients.";
+    CLIENT_PINS Gauge "ondol_pins" "Pins of all clients.";
+    OBJECTS Gauge "ondol_objects" "Visible objects.";
+    OBJECT_BYTES Gauge "ondol_object_bytes" "Bytes of visible objects.";
+    RETIRED Gauge "ondol_retired_objects" "Objects that were removed and are still being read.";
+    START_TIME Gauge "process_start_time_seconds"
+        "When the server was started, in seconds since 1970 began.";
+}
+
+ondol_catalog::counters! {
+    /// What the door of health and figures counts.
+    pub(crate) struct HttpCounters {
+        requests HTTP_REQUESTS "ondol_http_requests_total"
+            "Requests for health and figures that were answered.";
+        cut HTTP_CUT "ondol_http_connections_cut_total"
+            "Connections for health and figures that were closed for a newer one, as there were too many.";
+    }
+}
+
+/// Rows by name, for counters that come as names.
+static ROWS: LazyLock<BTreeMap<&'static str, &'static Metric>> = LazyLock::new(|| {
+    let rows = ondol_catalog::metrics().into_iter();
+    rows.map(|metric| (metric.name, metric)).collect()
+});
+
+/// The figures of pool, directory and clients.
+pub(super) fn of_engine(stats: &EngineStats) -> Vec<Sample> {
+    let pool = &stats.pool;
+    let clients = || stats.clients.iter();
+    let mut samples = vec![
+        Sample::new(&POOL_BYTES, pool.total_bytes),
+        Sample::new(&POOL_FREE, pool.free_bytes),
+        Sample::new(&POOL_LARGEST, pool.largest_free_extent),
+        Sample::new(&POOL_REGIONS, pool.regions),
+        Sample::new(&CLIENTS, stats.clients.len() as u64),
+        Sample::new(&CLIENT_LEASES, clients().map(|c| c.leases).sum::<u64>()),
+        Sample::new(&CLIENT_PINS, clients().map(|c| c.pins).sum::<u64>()),
+        Sample::new(&OBJECTS, stats.objects),
+        Sample::new(&OBJECT_BYTES, stats.object_bytes),
+        Sample::new(&RETIRED, stats.retired),
+    ];
+    samples.extend(stats.classes.iter().flat_map(of_class));
+    let counters = stats.counters.iter();
+    samples.extend(counters.filter_map(|(name, value)| {
+        let metric = ROWS.get(name.as_str())?;
+        Some(Sample::new(metric, *value))
+    }));
+    samples
+}
+
+fn of_class(class: &ClassStats) -> [Sample; 5] {
+    [
+        (&CLASS_REGIONS, class.regions),
+        (&CLASS_PAGES, class.pages),
+        (&CLASS_FREE, class.free),
+        (&CLASS_GRANTED, class.granted),
+        (&CLASS_COMMITTED, class.committed),
+    ]
+    .map(|(metric, value)| Sample::new(metric, value).labelled("stride", class.stride))
+}
+
+/// When the server was started.
+pub(super) fn of_start(seconds: f64) -> Sample {
+    Sample::new(&START_TIME, seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::exposition::render;
+
+    #[test]
+    fn every_figure_of_the_engine_is_on_the_page() {
+        let mut stats = EngineStats {
+            objects: 3,
+            retired: 1,
+            ..EngineStats::default()
+        };
+        stats.pool.total_bytes = 1 << 40;
+        stats.classes = [64, 4096]
+            .map(|stride| ClassStats {
+                stride,
+                pages: 10,
+                free: 7,
+                ..ClassStats::default()
+            })
+            .into();
+        stats.counters = BTreeMap::from([
+            ("ondol_commits_total".to_owned(), 5),
+            ("unheard_of".to_owned(), 1),
+        ]);
+        let page = render(of_engine(&stats));
+        for line in [
+            "ondol_pool_bytes 1099511627776",
+            "ondol_objects 3",
+            "ondol_retired_objects 1",
+            "# TYPE ondol_class_free_pages gauge",
+            "ondol_class_free_pages{stride=\"64\"} 7",
+            "ondol_class_free_pages{stride=\"4096\"} 7",
+            "# TYPE ondol_commits_total counter",
+            "ondol_commits_total 5",
+        ] {
+            assert!(
+                page.lines().any(|found| found == line),
+                "{line:?} in {page}"
+            );
+        }
+        assert!(!page.contains("unheard_of"));
+    }
+}
