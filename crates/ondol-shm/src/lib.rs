@@ -24,6 +24,8 @@ mod mapping;
 mod process;
 #[cfg(not(loom))]
 mod region;
+#[cfg(not(loom))]
+mod write_back;
 
 #[cfg(not(loom))]
 pub use fds::{MAX_FDS, recv_with_fds, send_with_fds};
@@ -43,3 +45,5 @@ pub use object::{LayoutFingerprint, ObjectMeta};
 pub use process::{Liveness, Process, ProcessIdentity, boot_id, process_start_time};
 #[cfg(not(loom))]
 pub use region::{LeasedBytes, PageBytes, ReadRegion, RegionError, WriteRegion};
+#[cfg(not(loom))]
+pub use write_back::write_back;

@@ -6,13 +6,16 @@
 //! The lock is on the device's node. Two containers that have a node each for one device do not see each other's.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::Path;
 
+use ondol_shm::ReadMapping;
 use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open as open_file};
 
-use super::owner::{LockedFile, OwnerLock};
+use super::owner::{FileId, LockedFile, OwnerLock};
 use super::{
-    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, io_error, unusable,
+    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, Medium, Source,
+    io_error, unusable,
 };
 use crate::size::format_size;
 
@@ -110,6 +113,9 @@ pub(super) fn open(
     let Some(file) = file else {
         return Err(lock.also_in_use(&path));
     };
+    let mapping = ReadMapping::new(file.as_fd(), len);
+    let mapping = mapping.map_err(|source| io_error("map", &path, source))?;
+    let id = FileId::of(&file).map_err(|source| io_error("examine", &path, source))?;
     lock.record(None)?;
     lock.set_disposable(false);
     Ok(Device {
@@ -117,11 +123,19 @@ pub(super) fn open(
             path: path.clone(),
             size: Some(len),
         },
-        backings: vec![Backing::locked(Some(path), len, align..len, file)],
+        backings: vec![Backing {
+            path: Some(path),
+            len,
+            usable: align..len,
+            source: Source::Locked(file),
+            medium: Medium::Dax(mapping),
+            id,
+        }],
         alignment: MIN_ALIGNMENT.max(align),
         page_size: align,
         whole_backing_regions: false,
         volatile: false,
+        kept: false,
         hold: Hold::Dax(lock),
     })
 }

@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use rustix::fs::{Mode, OFlags, fchmod, open as open_file};
+use rustix::fs::{Mode, OFlags, fchmod, fsync, open as open_file};
 use rustix::io::Errno;
 
 use super::allocate::{allocate, workers};
 use super::owner::{FileId, OwnerLock};
 use super::room::{self, FileSystem};
 use super::{
-    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, OpenOptions,
-    base_page_size, io_error, page_size_of, unusable,
+    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, Medium, OpenOptions,
+    Source, base_page_size, io_error, page_size_of, unusable,
 };
 
 const LOCK_NAME: &str = "ondol.owner";
@@ -158,7 +158,7 @@ pub(super) fn open(
     if file_system == FileSystem::Memory {
         room::check_memory(uri, env, size)?;
     }
-    let backings = create_files(uri, &claim.path, count, region, options)?;
+    let backings = create_files(uri, &claim.path, file_system, count, region, options)?;
     let sync = || fs::File::open(&claim.path)?.sync_all();
     sync().map_err(|source| io_error("sync", &claim.path, source))?;
     let page_size = match file_system {
@@ -182,6 +182,7 @@ pub(super) fn open(
         page_size,
         whole_backing_regions: true,
         volatile: file_system == FileSystem::Memory,
+        kept: false,
         hold: Hold::Dir(claim),
     })
 }
@@ -189,6 +190,7 @@ pub(super) fn open(
 fn create_files(
     uri: &DeviceUri,
     directory: &Path,
+    file_system: FileSystem,
     count: u64,
     region: u64,
     options: &OpenOptions,
@@ -201,7 +203,7 @@ fn create_files(
             if index >= count {
                 return Ok(made);
             }
-            match create_file(uri, directory, index, region, options) {
+            match create_file(uri, directory, file_system, index, region, options) {
                 Ok(backing) => made.push((index, backing)),
                 Err(error) => {
                     next.store(count, Ordering::Relaxed);
@@ -229,6 +231,7 @@ fn create_files(
 fn create_file(
     uri: &DeviceUri,
     directory: &Path,
+    file_system: FileSystem,
     index: u64,
     region: u64,
     options: &OpenOptions,
@@ -253,5 +256,20 @@ fn create_file(
         }
     })?;
     let id = FileId::of(&file).map_err(|source| io_error("examine", &path, source))?;
-    Ok(Backing::by_path(path, id, region))
+    let medium = match file_system {
+        FileSystem::Memory => Medium::Memory,
+        _ => {
+            // Were the length lost with the power, the next start would find another file than it left.
+            fsync(&file).map_err(|error| io_error("sync", &path, error.into()))?;
+            Medium::Disk
+        }
+    };
+    Ok(Backing {
+        path: Some(path),
+        len: region,
+        usable: 0..region,
+        source: Source::ByPath,
+        medium,
+        id,
+    })
 }

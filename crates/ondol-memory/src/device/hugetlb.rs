@@ -10,8 +10,8 @@ use super::allocate::{allocate, populate};
 use super::named::NameClaim;
 use super::room::FileSystem;
 use super::{
-    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, OpenOptions, io_error,
-    is_want_of_room, unusable,
+    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, Medium, OpenOptions,
+    Source, io_error, is_want_of_room, unusable,
 };
 
 pub(super) fn open(
@@ -53,22 +53,25 @@ pub(super) fn open(
         return Err(no_pages(uri, len, env, page_size));
     }
     populate(file.as_fd(), len, page_size);
-    let file = claim.publish(file)?;
+    let (file, id) = claim.publish(file)?;
     Ok(Device {
         uri: DeviceUri::Hugetlb {
             path: claim.path().to_owned(),
             size: len,
         },
-        backings: vec![Backing::locked(
-            Some(claim.path().to_owned()),
+        backings: vec![Backing {
+            path: Some(claim.path().to_owned()),
             len,
-            0..len,
-            file,
-        )],
+            usable: 0..len,
+            source: Source::Locked(file),
+            medium: Medium::Memory,
+            id,
+        }],
         alignment: MIN_ALIGNMENT.max(page_size),
         page_size,
         whole_backing_regions: false,
         volatile: true,
+        kept: false,
         hold: Hold::Name(claim),
     })
 }

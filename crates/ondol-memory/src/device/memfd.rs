@@ -6,10 +6,11 @@ use std::path::Path;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::allocate::{allocate, populate};
+use super::owner::FileId;
 use super::room;
 use super::{
-    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, base_page_size,
-    io_error, is_want_of_room, page_size_of,
+    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, Medium, Source,
+    base_page_size, io_error, is_want_of_room, page_size_of,
 };
 
 pub(super) fn open(
@@ -43,16 +44,25 @@ pub(super) fn open(
     populate(file.as_fd(), len, page_size);
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|error| io_error("seal", &path, error.into()))?;
+    let id = FileId::of(&file).map_err(|source| io_error("examine", &path, source))?;
     Ok(Device {
         uri: DeviceUri::Memfd {
             name: name.to_owned(),
             size: len,
         },
-        backings: vec![Backing::held(None, len, 0..len, file)],
+        backings: vec![Backing {
+            path: None,
+            len,
+            usable: 0..len,
+            source: Source::Held(file),
+            medium: Medium::Memory,
+            id,
+        }],
         alignment: MIN_ALIGNMENT.max(page_size),
         page_size,
         whole_backing_regions: false,
         volatile: true,
+        kept: false,
         hold: Hold::Nothing,
     })
 }

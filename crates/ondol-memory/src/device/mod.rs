@@ -11,6 +11,7 @@ mod allocate;
 mod dax;
 mod dir;
 mod hugetlb;
+mod identity;
 mod memfd;
 mod named;
 mod owner;
@@ -26,10 +27,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
+use ondol_shm::{ReadMapping, write_back};
+use rustix::fs::{CWD, Mode, OFlags, fdatasync, fstat, openat};
 use rustix::io::Errno;
 
 use crate::size::format_size;
+use identity::FileRecord;
+pub use identity::{DeviceRecord, PoolId, PoolIdError, Predecessor};
 use owner::{FileId, LockedFile};
 pub use uri::{DEFAULT_SHM_NAME, DeviceUri, UriError};
 
@@ -61,17 +65,31 @@ impl Default for DeviceEnv {
     }
 }
 
-/// How a device is opened. What a dead predecessor left under the name is replaced by new files.
+/// How a device is opened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenOptions {
     /// Permission bits of the files; 0600 unless clients of other users shall map them.
     pub mode: u32,
+    /// Group id that the files are given, for clients of other users.
+    pub group: Option<u32>,
+    /// The pool that the device belongs to from now on.
+    pub pool: Option<PoolId>,
+    /// The state directory that will hold the log of the pool.
+    pub state: Option<PathBuf>,
+    /// What is to become of what an earlier server left.
+    pub predecessor: Predecessor,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { mode: 0o600 }
+        Self {
+            mode: 0o600,
+            group: None,
+            pool: None,
+            state: None,
+            predecessor: Predecessor::Unknown,
+        }
     }
 }
 
@@ -139,6 +157,18 @@ pub enum DeviceError {
         /// Which limit counts.
         limit: String,
     },
+    /// The device is not the one that the log tells of.
+    #[error(
+        "{device} is not as the last server left it: {found}; expected {expected}; restore it, or give up what was cached and start empty with `ondol serve --fresh`"
+    )]
+    Changed {
+        /// The device.
+        device: DeviceUri,
+        /// What was found.
+        found: String,
+        /// What the log says.
+        expected: String,
+    },
     /// The device does not fit what the system has.
     #[error("{device}: {reason}")]
     Unusable {
@@ -158,6 +188,7 @@ pub struct Device {
     page_size: u64,
     whole_backing_regions: bool,
     volatile: bool,
+    kept: bool,
     // After the backings, so that the lock goes last.
     hold: Hold,
 }
@@ -246,6 +277,34 @@ impl Device {
         !matches!(self.uri, DeviceUri::Memfd { .. })
     }
 
+    /// Whether the bytes are those that the last server left: then the device was opened under [`Predecessor::Keep`].
+    /// Otherwise they are new, and nothing that a log says of them holds.
+    pub fn was_kept(&self) -> bool {
+        self.kept
+    }
+
+    /// What a log must remember for [`Predecessor::Keep`].
+    pub fn record(&self) -> DeviceRecord {
+        DeviceRecord {
+            uri: self.uri.clone(),
+            volatile: self.volatile,
+            files: self.backings.iter().map(Backing::record).collect(),
+        }
+    }
+
+    /// Makes every byte durable, as far as the device can: nothing is done for one that is memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::Io`] if the system cannot write; then nothing is known of the bytes since the last success.
+    pub fn sync(&self) -> Result<(), DeviceError> {
+        self.backings.iter().try_for_each(|backing| {
+            let path = backing.path().unwrap_or(Path::new("memory"));
+            backing
+                .sync()
+                .map_err(|source| io_error("sync", path, source))
+        })
+    }
+
     /// Bytes that regions can lie in.
     pub fn capacity(&self) -> u64 {
         self.backings
@@ -276,6 +335,8 @@ pub struct Backing {
     len: u64,
     usable: Range<u64>,
     source: Source,
+    medium: Medium,
+    id: FileId,
 }
 
 /// How a backing is reached.
@@ -283,38 +344,22 @@ pub struct Backing {
 enum Source {
     Held(OwnedFd),
     Locked(LockedFile),
-    /// A `dir:` device may have more files than a process may have descriptors.
-    ByPath(PathBuf, FileId),
+    /// By its path: a `dir:` device may have more files than a process may have descriptors.
+    ByPath,
+}
+
+/// What a backing is made of.
+#[derive(Debug)]
+enum Medium {
+    /// Memory that is gone after a reboot at the latest.
+    Memory,
+    /// A file on a disk, or on anything else that the system itself makes durable.
+    Disk,
+    /// A character device of memory, mapped.
+    Dax(ReadMapping),
 }
 
 impl Backing {
-    fn held(path: Option<PathBuf>, len: u64, usable: Range<u64>, file: OwnedFd) -> Self {
-        Self {
-            path,
-            len,
-            usable,
-            source: Source::Held(file),
-        }
-    }
-
-    fn locked(path: Option<PathBuf>, len: u64, usable: Range<u64>, file: LockedFile) -> Self {
-        Self {
-            path,
-            len,
-            usable,
-            source: Source::Locked(file),
-        }
-    }
-
-    fn by_path(path: PathBuf, id: FileId, len: u64) -> Self {
-        Self {
-            path: Some(path.clone()),
-            len,
-            usable: 0..len,
-            source: Source::ByPath(path, id),
-        }
-    }
-
     /// Its path, where it has one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
@@ -333,6 +378,35 @@ impl Backing {
     /// The bytes that regions may lie in; starts behind the header block of a `dax:` device.
     pub fn usable(&self) -> Range<u64> {
         self.usable.clone()
+    }
+
+    /// Makes every byte durable: `fdatasync` for a file on a disk, writing back of cached lines for a `dax:` device,
+    /// nothing for memory. For a part of a large `dax:` device see [`Backing::sync_range`].
+    ///
+    /// # Errors
+    /// If the system cannot write, or the file of a `dir:` device was removed or replaced; then nothing is known of
+    /// the bytes since the last success.
+    pub fn sync(&self) -> io::Result<()> {
+        self.sync_range(0..self.len)
+    }
+
+    /// [`Backing::sync`] for the bytes of `range`, which cost less than all only on a `dax:` device.
+    ///
+    /// # Errors
+    /// As [`Backing::sync`], and if the range does not lie in a `dax:` device.
+    pub fn sync_range(&self, range: Range<u64>) -> io::Result<()> {
+        match &self.medium {
+            Medium::Memory => Ok(()),
+            Medium::Disk => Ok(fdatasync(self.open_read()?)?),
+            Medium::Dax(mapping) => write_back(mapping, range),
+        }
+    }
+
+    fn record(&self) -> FileRecord {
+        FileRecord {
+            len: self.len,
+            inode: (!matches!(self.medium, Medium::Dax(_))).then_some(self.id.ino),
+        }
     }
 
     /// A new descriptor that cannot be mapped for writing. It carries no lock, so it may be given to clients.
@@ -357,9 +431,10 @@ impl Backing {
         match &self.source {
             Source::Held(file) => reopen(file.as_fd(), flags),
             Source::Locked(file) => reopen(file.as_fd(), flags),
-            Source::ByPath(path, id) => {
+            Source::ByPath => {
+                let path = self.path.as_deref().unwrap_or(Path::new(""));
                 let file = openat(CWD, path, flags | OFlags::NOFOLLOW, Mode::empty())?;
-                if FileId::of(&file)? != *id {
+                if FileId::of(&file)? != self.id {
                     return Err(io::Error::other(format!(
                         "{} was replaced by another file since the device was opened",
                         path.display()

@@ -77,7 +77,7 @@ impl NameClaim {
     }
 
     /// Locks the file and gives it the name.
-    pub(super) fn publish(&mut self, file: OwnedFd) -> Result<LockedFile, DeviceError> {
+    pub(super) fn publish(&mut self, file: OwnedFd) -> Result<(LockedFile, FileId), DeviceError> {
         let failed = |source: io::Error| io_error("create", &self.path, source);
         let id = FileId::of(&file).map_err(failed)?;
         let file = LockedFile::try_lock(file)
@@ -98,7 +98,7 @@ impl NameClaim {
         }
         self.published = Some(id);
         self.lock.set_disposable(false);
-        Ok(file)
+        Ok((file, id))
     }
 
     pub(super) fn remove_files(&self) -> Result<(), DeviceError> {

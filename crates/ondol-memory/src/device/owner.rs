@@ -34,8 +34,8 @@ const MAGIC: &str = "ondol-owner 1";
 /// A file, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
-    dev: u64,
-    ino: u64,
+    pub(super) dev: u64,
+    pub(super) ino: u64,
 }
 
 impl FileId {

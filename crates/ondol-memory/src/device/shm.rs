@@ -6,8 +6,8 @@ use super::allocate::{allocate, populate};
 use super::named::NameClaim;
 use super::room;
 use super::{
-    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, OpenOptions,
-    base_page_size, io_error, page_size_of,
+    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, Medium, OpenOptions,
+    Source, base_page_size, io_error, page_size_of,
 };
 
 const DEFAULT_SIZE: u64 = 1 << 30;
@@ -36,22 +36,25 @@ pub(super) fn open(
     allocate(file.as_fd(), len, page_size)
         .map_err(|error| io_error("allocate", claim.path(), error))?;
     populate(file.as_fd(), len, page_size);
-    let file = claim.publish(file)?;
+    let (file, id) = claim.publish(file)?;
     Ok(Device {
         uri: DeviceUri::Shm {
             name: name.to_owned(),
             size: Some(len),
         },
-        backings: vec![Backing::locked(
-            Some(claim.path().to_owned()),
+        backings: vec![Backing {
+            path: Some(claim.path().to_owned()),
             len,
-            0..len,
-            file,
-        )],
+            usable: 0..len,
+            source: Source::Locked(file),
+            medium: Medium::Memory,
+            id,
+        }],
         alignment: MIN_ALIGNMENT.max(page_size),
         page_size,
         whole_backing_regions: false,
         volatile: true,
+        kept: false,
         hold: Hold::Name(claim),
     })
 }
