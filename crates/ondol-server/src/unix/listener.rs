@@ -41,6 +41,20 @@ impl Drop for SocketFile {
 }
 
 pub(super) fn listen(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), ServerError> {
+    let (socket, file) = bind(path, mode)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .map_err(ServerError::io("set the mode of the socket", path))?;
+    let failed = ServerError::io("listen at the socket", path);
+    rustix::net::listen(&socket, 1024).map_err(|error| failed(error.into()))?;
+    Ok((UnixListener::from(socket), file))
+}
+
+/// Makes the socket and removes it again, to know that it can be made.
+pub(super) fn rehearse(path: &Path, mode: u32) -> Result<(), ServerError> {
+    bind(path, mode).map(drop)
+}
+
+fn bind(path: &Path, mode: u32) -> Result<(OwnedFd, SocketFile), ServerError> {
     let failed = |action| {
         let wrap = ServerError::io(action, path);
         move |error: Errno| wrap(error.into())
@@ -64,10 +78,7 @@ pub(super) fn listen(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile
         identity: (stat.dev(), stat.ino()),
         home: ForkGuard::new(),
     };
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
-        .map_err(ServerError::io("set the mode of the socket", path))?;
-    rustix::net::listen(&socket, 1024).map_err(failed("listen at the socket"))?;
-    Ok((UnixListener::from(socket), file))
+    Ok((socket, file))
 }
 
 fn new_socket() -> Result<OwnedFd, Errno> {

@@ -146,6 +146,15 @@ impl UnixDoor {
         Ok(door)
     }
 
+    /// Whether the socket can be opened, to be asked before anything costly is done for the sake of serving it. A socket
+    /// that a dead server left is removed.
+    ///
+    /// # Errors
+    /// [`ServerError`], as [`open`](Self::open) would give it.
+    pub fn rehearse(_: &StateDir, config: &DoorConfig) -> Result<(), ServerError> {
+        listener::rehearse(&config.socket, config.mode)
+    }
+
     /// Path of the socket.
     pub fn socket(&self) -> &Path {
         &self.shared.config.socket
