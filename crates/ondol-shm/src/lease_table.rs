@@ -9,22 +9,25 @@ use std::mem::offset_of;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crossbeam_queue::ArrayQueue;
 use ondol_catalog::{FrozenField, FrozenLayout, LAYOUTS, linkme::distributed_slice};
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
+    fstatfs, memfd_create,
 };
 
 use crate::fences::Real;
+use crate::free_slots::FreeSlots;
 use crate::lease::{self, LeaseRef};
 use crate::sync::AtomicU64;
-use crate::{ForkGuard, ReadMapping, WriteMapping};
+use crate::{ForkGuard, LeaseBook, Location, ReadMapping, WriteMapping};
 
 /// Number of leases that one client can hold at once.
 pub const LEASE_SLOTS: u32 = 65_536;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ONDOLLSE");
 const VERSION: u32 = 1;
+/// What a memory file of ordinary pages says of its file system. One of huge pages can kill who reads its holes.
+const TMPFS: u64 = 0x0102_1994;
 
 /// The head of a lease table; the words follow at once.
 #[repr(C)]
@@ -89,6 +92,11 @@ pub enum LeaseTableError {
         /// Slots found.
         slots: u32,
     },
+    /// The file's owner could pull its bytes away under whoever maps it.
+    #[error(
+        "lease table: the file is no memory file that is sealed against shrinking; pass the descriptor that the server gave"
+    )]
+    Unsealed,
 }
 
 /// Makes an empty lease table: a memory file that can neither grow nor shrink.
@@ -110,7 +118,13 @@ pub fn create_lease_table() -> io::Result<OwnedFd> {
     Ok(file)
 }
 
+/// Whether the file is a table that can be mapped without danger, whoever made it.
 fn check(file: BorrowedFd<'_>) -> Result<(), LeaseTableError> {
+    let seals = fcntl_get_seals(file).unwrap_or(SealFlags::empty());
+    let is_tmpfs = fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS);
+    if !seals.contains(SealFlags::SHRINK) || !is_tmpfs {
+        return Err(LeaseTableError::Unsealed);
+    }
     let mut header = [0; 16];
     let read = rustix::io::pread(file, &mut header, 0).map_err(io::Error::from)?;
     let (magic, rest) = header.split_at(8);
@@ -139,7 +153,7 @@ fn word_offset(slot: u32) -> usize {
 /// The client's side: proposes leases and ends them.
 pub struct LeaseSlots {
     mapping: WriteMapping,
-    free: ArrayQueue<u32>,
+    free: FreeSlots,
     fork: ForkGuard,
 }
 
@@ -151,13 +165,9 @@ impl LeaseSlots {
     pub fn open(table: BorrowedFd<'_>) -> Result<Arc<Self>, LeaseTableError> {
         check(table)?;
         let mapping = WriteMapping::new(table, TABLE_BYTES)?;
-        let free = ArrayQueue::new(LEASE_SLOTS as usize);
-        for slot in 0..LEASE_SLOTS {
-            let _ = free.push(slot);
-        }
         Ok(Arc::new(Self {
             mapping,
-            free,
+            free: FreeSlots::new(LEASE_SLOTS),
             fork: ForkGuard::new(),
         }))
     }
@@ -165,7 +175,7 @@ impl LeaseSlots {
     /// A lease to put into a request; `None` if all slots are in use. It ends when it is dropped, whether the
     /// server granted it or not.
     pub fn propose(self: &Arc<Self>) -> Option<Lease> {
-        let slot = self.free.pop()?;
+        let slot = self.free.take()?;
         let last = self.word(slot).load(crate::sync::Ordering::Relaxed);
         Some(Lease {
             slots: Arc::clone(self),
@@ -214,7 +224,7 @@ impl Drop for Lease {
         // A forked child inherits the guard but not the lease; ending it there would end the parent's.
         if self.slots.fork.is_home() {
             lease::end::<Real>(self.slots.word(self.lease.slot), self.lease.sequence);
-            let _ = self.slots.free.push(self.lease.slot);
+            self.slots.free.give_back(self.lease.slot);
         }
     }
 }
@@ -225,59 +235,126 @@ impl fmt::Debug for Lease {
     }
 }
 
+/// Why a lease was not booked; what it would have protected comes back.
+#[derive(Debug)]
+pub struct RefusedLease<T> {
+    /// What the lease would have protected.
+    pub protects: T,
+    /// What was wrong.
+    pub reason: LeaseRefusal,
+}
+
+/// What was wrong with a lease.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseRefusal {
+    /// The slot does not exist, holds a lease that has not ended, or was proposed out of order: the client broke the
+    /// protocol.
+    #[error("the lease's slot does not exist, is in use, or had a later lease already")]
+    OutOfOrder,
+    /// The lease could not be written down, and would not outlive the server.
+    #[error("the lease cannot be written to the client's lease book: {0}")]
+    NotBooked(io::Error),
+}
+
 /// The server's side: which leases a client holds, and what each protects.
 pub struct LeaseLedger<T> {
-    mapping: ReadMapping,
+    /// The client's words; `None` until a client that outlived an earlier server shows its table.
+    table: Option<ReadMapping>,
+    book: Option<LeaseBook>,
     held: Vec<Option<(u64, T)>>,
     slots: Vec<u32>,
 }
 
 impl<T> LeaseLedger<T> {
-    /// Maps a table made by [`create_lease_table`].
+    /// Maps a table made by [`create_lease_table`]. With a book, each lease is written there before
+    /// [`grant`](Self::grant) returns.
     ///
     /// # Errors
     /// [`LeaseTableError`] if it is not one or cannot be mapped.
-    pub fn open(table: BorrowedFd<'_>) -> Result<Self, LeaseTableError> {
-        check(table)?;
+    pub fn open(table: BorrowedFd<'_>, book: Option<LeaseBook>) -> Result<Self, LeaseTableError> {
         Ok(Self {
-            mapping: ReadMapping::new(table, TABLE_BYTES)?,
+            table: Some(map_table(table)?),
+            book,
             held: Vec::new(),
             slots: Vec::new(),
         })
     }
 
-    /// Books a lease that the client proposed. What an earlier lease of the same slot protected goes to
-    /// `released`.
+    /// The ledger of a client that outlived an earlier server: `leases` stand in `book`, one a slot. There is no table
+    /// yet, so none of them ends before [`take_table`](Self::take_table), but by [`end_all`](Self::end_all).
+    pub fn adopt(book: LeaseBook, leases: Vec<(LeaseRef, T)>) -> Self {
+        let mut ledger = Self {
+            table: None,
+            book: Some(book),
+            held: Vec::new(),
+            slots: Vec::with_capacity(leases.len()),
+        };
+        for (lease, protects) in leases {
+            ledger.hold(lease, protects);
+        }
+        ledger
+    }
+
+    /// Maps the table of a client that came back: from now on its words say which leases have ended.
     ///
     /// # Errors
-    /// Gives `protects` back if the slot does not exist, holds a lease that has not ended, or was proposed out
-    /// of order: the client broke the protocol.
+    /// [`LeaseTableError`] if it is not one that can be mapped without danger.
+    pub fn take_table(&mut self, table: BorrowedFd<'_>) -> Result<(), LeaseTableError> {
+        self.table = Some(map_table(table)?);
+        Ok(())
+    }
+
+    /// Books a lease that the client proposed, on the object at `location`. What an earlier lease of the same slot
+    /// protected goes to `released`.
+    ///
+    /// # Errors
+    /// [`RefusedLease`] gives `protects` back; then nothing has changed.
     pub fn grant(
         &mut self,
         lease: LeaseRef,
+        location: &Location,
         protects: T,
         released: impl FnOnce(T),
-    ) -> Result<(), T> {
-        if lease.slot >= LEASE_SLOTS {
-            return Err(protects);
+    ) -> Result<(), RefusedLease<T>> {
+        if !self.can_grant(lease) {
+            let reason = LeaseRefusal::OutOfOrder;
+            return Err(RefusedLease { protects, reason });
         }
+        if let Some(book) = &mut self.book
+            && let Err(error) = book.write(lease, location)
+        {
+            let reason = LeaseRefusal::NotBooked(error);
+            return Err(RefusedLease { protects, reason });
+        }
+        if let Some(earlier) = self.hold(lease, protects) {
+            released(earlier);
+        }
+        Ok(())
+    }
+
+    fn can_grant(&self, lease: LeaseRef) -> bool {
+        if lease.slot >= LEASE_SLOTS {
+            return false;
+        }
+        match self.held.get(lease.slot as usize) {
+            Some(Some((sequence, _))) => {
+                *sequence < lease.sequence && self.has_ended(lease.slot, *sequence)
+            }
+            _ => true,
+        }
+    }
+
+    fn hold(&mut self, lease: LeaseRef, protects: T) -> Option<T> {
         let slot = lease.slot as usize;
         if slot >= self.held.len() {
             self.held.resize_with(slot + 1, || None);
         }
-        match &self.held[slot] {
-            Some((sequence, _))
-                if *sequence >= lease.sequence || !self.has_ended(lease.slot, *sequence) =>
-            {
-                return Err(protects);
-            }
-            Some(_) => {}
-            None => self.slots.push(lease.slot),
+        let earlier = self.held[slot].replace((lease.sequence, protects));
+        if earlier.is_none() {
+            self.slots.push(lease.slot);
         }
-        if let Some((_, earlier)) = self.held[slot].replace((lease.sequence, protects)) {
-            released(earlier);
-        }
-        Ok(())
+        earlier.map(|(_, protected)| protected)
     }
 
     /// Gives what ended leases protected to `released`; returns how many ended.
@@ -290,12 +367,19 @@ impl<T> LeaseLedger<T> {
                 .as_ref()
                 .is_none_or(|(sequence, _)| self.has_ended(slot, *sequence));
             if ended && let Some((_, protected)) = self.held[slot as usize].take() {
+                self.erase(slot);
                 released(protected);
             }
             !ended
         });
         self.slots = slots;
         before - self.slots.len()
+    }
+
+    fn erase(&mut self, slot: u32) {
+        if let Some(book) = &mut self.book {
+            book.erase(slot);
+        }
     }
 
     /// What the leases protect that have not been swept.
@@ -315,28 +399,37 @@ impl<T> LeaseLedger<T> {
 
     /// Ends every lease, as its client is dead, and gives what they protected to `released`; returns how many.
     pub fn end_all(&mut self, released: impl FnMut(T)) -> usize {
-        let ended = self.slots.len();
-        self.slots.clear();
+        let slots = std::mem::take(&mut self.slots);
+        slots.iter().for_each(|slot| self.erase(*slot));
         self.held
             .drain(..)
             .flatten()
             .map(|(_, protected)| protected)
             .for_each(released);
-        ended
+        slots.len()
     }
 
     fn has_ended(&self, slot: u32, sequence: u64) -> bool {
+        let Some(table) = &self.table else {
+            return false;
+        };
         // SAFETY: the word lies inside the mapping (checked), is aligned, lives as long as `self`, and is only
         // ever accessed atomically; an `AtomicU64` may be read through a read-only mapping.
-        let word: &AtomicU64 = unsafe { &*self.mapping.word(word_offset(slot)).cast() };
+        let word: &AtomicU64 = unsafe { &*table.word(word_offset(slot)).cast() };
         lease::has_ended::<Real>(word, sequence)
     }
+}
+
+fn map_table(table: BorrowedFd<'_>) -> Result<ReadMapping, LeaseTableError> {
+    check(table)?;
+    Ok(ReadMapping::new(table, TABLE_BYTES)?)
 }
 
 impl<T> fmt::Debug for LeaseLedger<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LeaseLedger")
             .field("held", &self.slots.len())
+            .field("has_table", &self.table.is_some())
             .finish_non_exhaustive()
     }
 }
@@ -344,13 +437,27 @@ impl<T> fmt::Debug for LeaseLedger<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{BookedLease, Generation, PageId};
+    use ondol_plugin::RegionId;
+    use std::fs;
     use std::os::fd::AsFd;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::path::PathBuf;
+
+    const PAGE: Location = Location {
+        page: PageId {
+            region: RegionId(1),
+            index: 2,
+        },
+        generation: Generation(3),
+        len: 4,
+    };
 
     fn pair() -> (Arc<LeaseSlots>, LeaseLedger<&'static str>) {
         let table = create_lease_table().unwrap();
         (
             LeaseSlots::open(table.as_fd()).unwrap(),
-            LeaseLedger::open(table.as_fd()).unwrap(),
+            LeaseLedger::open(table.as_fd(), None).unwrap(),
         )
     }
 
@@ -364,8 +471,8 @@ mod tests {
     fn a_lease_lasts_until_its_guard_is_dropped() {
         let (slots, mut ledger) = pair();
         let [a, b] = [slots.propose().unwrap(), slots.propose().unwrap()];
-        ledger.grant(a.reference(), "a", drop).unwrap();
-        ledger.grant(b.reference(), "b", drop).unwrap();
+        ledger.grant(a.reference(), &PAGE, "a", drop).unwrap();
+        ledger.grant(b.reference(), &PAGE, "b", drop).unwrap();
         assert!(swept(&mut ledger).is_empty());
         drop(a);
         assert_eq!(swept(&mut ledger), ["a"]);
@@ -381,7 +488,7 @@ mod tests {
         let given_up = slots.propose().unwrap();
         let reference = given_up.reference();
         drop(given_up);
-        ledger.grant(reference, "late", drop).unwrap();
+        ledger.grant(reference, &PAGE, "late", drop).unwrap();
         assert_eq!(swept(&mut ledger), ["late"]);
     }
 
@@ -389,28 +496,27 @@ mod tests {
     fn a_slot_that_is_still_held_is_not_granted_again() {
         let (slots, mut ledger) = pair();
         let lease = slots.propose().unwrap();
-        ledger.grant(lease.reference(), "first", drop).unwrap();
+        ledger
+            .grant(lease.reference(), &PAGE, "first", drop)
+            .unwrap();
         let next = LeaseRef {
             sequence: lease.reference().sequence + 1,
             ..lease.reference()
         };
-        assert_eq!(ledger.grant(next, "second", drop), Err("second"));
-        assert_eq!(ledger.grant(lease.reference(), "again", drop), Err("again"));
-        assert_eq!(
-            ledger.grant(
-                LeaseRef {
-                    slot: LEASE_SLOTS,
-                    sequence: 1
-                },
-                "far",
-                drop
-            ),
-            Err("far")
-        );
+        let far = LeaseRef {
+            slot: LEASE_SLOTS,
+            sequence: 1,
+        };
+        for refused in [next, lease.reference(), far] {
+            let RefusedLease { protects, reason } =
+                ledger.grant(refused, &PAGE, "back", drop).unwrap_err();
+            assert_eq!(protects, "back");
+            assert!(matches!(reason, LeaseRefusal::OutOfOrder), "{refused:?}");
+        }
         let mut replaced = None;
         drop(lease);
         ledger
-            .grant(next, "second", |earlier| replaced = Some(earlier))
+            .grant(next, &PAGE, "second", |earlier| replaced = Some(earlier))
             .unwrap();
         assert_eq!(replaced, Some("first"));
     }
@@ -429,11 +535,153 @@ mod tests {
     fn a_table_cannot_be_shrunk_and_a_foreign_file_is_refused() {
         let table = create_lease_table().unwrap();
         assert!(rustix::fs::ftruncate(&table, 0).is_err());
+        let made = |flags, len, seals| {
+            let file = memfd_create("ondol-test", flags | MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&file, len).unwrap();
+            let _ = fcntl_add_seals(&file, seals);
+            file
+        };
+        let sealable = MemfdFlags::ALLOW_SEALING;
+        for (len, seals) in [
+            (TABLE_BYTES, SealFlags::SHRINK),
+            (TABLE_BYTES - 1, SealFlags::SHRINK),
+            (0, SealFlags::SHRINK),
+        ] {
+            let foreign = made(sealable, len, seals);
+            assert!(matches!(
+                LeaseSlots::open(foreign.as_fd()),
+                Err(LeaseTableError::Foreign { magic: 0, .. })
+            ));
+        }
+        // The right bytes in a file whose owner could still cut it.
+        let mut bytes = vec![0; TABLE_BYTES as usize];
+        rustix::io::pread(&table, &mut bytes, 0).unwrap();
+        let plain = tempfile::tempfile().unwrap();
+        plain.write_all_at(&bytes, 0).unwrap();
+        let unsealed = made(sealable, TABLE_BYTES, SealFlags::GROW);
+        rustix::io::pwrite(&unsealed, &bytes, 0).unwrap();
+        for file in [plain.as_fd(), unsealed.as_fd()] {
+            assert!(matches!(
+                LeaseLedger::<()>::open(file, None),
+                Err(LeaseTableError::Unsealed)
+            ));
+        }
+    }
+
+    #[test]
+    fn a_table_of_another_length_or_version_is_refused() {
+        let table = |len: u64, header: &[u8]| {
+            let file = memfd_create("ondol-test", MemfdFlags::ALLOW_SEALING).unwrap();
+            rustix::fs::ftruncate(&file, len).unwrap();
+            rustix::io::pwrite(&file, header, 0).unwrap();
+            fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+            file
+        };
+        let mut header = [0; 16];
+        rustix::io::pread(create_lease_table().unwrap(), &mut header, 0).unwrap();
+        let opens = |file: OwnedFd| LeaseLedger::<()>::open(file.as_fd(), None).is_ok();
+        assert!(opens(table(TABLE_BYTES, &header)));
+        assert!(!opens(table(TABLE_BYTES + 8, &header)));
+        assert!(!opens(table(TABLE_BYTES - 8, &header)));
+        header[8] += 1;
+        assert!(!opens(table(TABLE_BYTES, &header)));
+    }
+
+    /// A place for a book that a test makes.
+    fn book() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("7");
+        (dir, path)
+    }
+
+    fn page(index: u32) -> Location {
+        let page = PageId { index, ..PAGE.page };
+        Location { page, ..PAGE }
+    }
+
+    /// What stands in a book: slot, number and page of each lease.
+    fn entries(path: &std::path::Path) -> Vec<(u32, u64, u32)> {
+        let (_, leases) = LeaseBook::open(path).unwrap();
+        let entry = |entry: BookedLease| {
+            assert_eq!(entry.generation, PAGE.generation);
+            assert_eq!(entry.page.region, PAGE.page.region);
+            (entry.lease.slot, entry.lease.sequence, entry.page.index)
+        };
+        leases.into_iter().map(entry).collect()
+    }
+
+    #[test]
+    fn a_book_holds_the_leases_that_were_granted_and_not_swept() {
+        let (_dir, path) = book();
+        let table = create_lease_table().unwrap();
+        let slots = LeaseSlots::open(table.as_fd()).unwrap();
+        let mut ledger =
+            LeaseLedger::open(table.as_fd(), Some(LeaseBook::create(&path).unwrap())).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let [a, b] = [slots.propose().unwrap(), slots.propose().unwrap()];
+        ledger.grant(a.reference(), &page(10), "a", drop).unwrap();
+        ledger.grant(b.reference(), &page(11), "b", drop).unwrap();
+        assert_eq!(entries(&path), [(0, 1, 10), (1, 1, 11)]);
+        // Refused: the book stays as it is.
+        ledger
+            .grant(a.reference(), &page(12), "c", drop)
+            .unwrap_err();
+        assert_eq!(entries(&path), [(0, 1, 10), (1, 1, 11)]);
+        drop(a);
+        // Ended and not swept: a superset.
+        assert_eq!(entries(&path), [(0, 1, 10), (1, 1, 11)]);
+        let again = slots.propose().unwrap();
+        ledger
+            .grant(again.reference(), &page(13), "d", drop)
+            .unwrap();
+        assert_eq!(entries(&path), [(0, 2, 13), (1, 1, 11)]);
+        drop(b);
+        assert_eq!(ledger.sweep(drop), 1);
+        assert_eq!(entries(&path), [(0, 2, 13)]);
+        assert_eq!(ledger.end_all(drop), 1);
+        assert_eq!(entries(&path), []);
+    }
+
+    #[test]
+    fn adopted_leases_last_until_their_client_is_back_and_ends_them() {
+        let (_dir, path) = book();
+        let table = create_lease_table().unwrap();
+        let slots = LeaseSlots::open(table.as_fd()).unwrap();
+        let leases: Vec<_> = (0..3).map(|_| slots.propose().unwrap()).collect();
+        let [a, b, c] = <[Lease; 3]>::try_from(leases).unwrap();
+        {
+            let mut before =
+                LeaseLedger::open(table.as_fd(), Some(LeaseBook::create(&path).unwrap())).unwrap();
+            before.grant(a.reference(), &page(1), "a", drop).unwrap();
+            before.grant(b.reference(), &page(2), "b", drop).unwrap();
+            before.grant(c.reference(), &page(3), "c", drop).unwrap();
+        }
+        drop(b);
+        let (book, leases) = LeaseBook::open(&path).unwrap();
+        let leases = leases
+            .iter()
+            .map(|entry| (entry.lease, ["a", "b", "c"][entry.page.index as usize - 1]))
+            .collect();
+        let mut ledger = LeaseLedger::adopt(book, leases);
+        assert!(swept(&mut ledger).is_empty(), "nobody can tell yet");
+        assert_eq!(ledger.len(), 3);
+
         let foreign = memfd_create("ondol-test", MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&foreign, TABLE_BYTES).unwrap();
-        assert!(matches!(
-            LeaseSlots::open(foreign.as_fd()),
-            Err(LeaseTableError::Foreign { magic: 0, .. })
-        ));
+        ledger.take_table(foreign.as_fd()).unwrap_err();
+        assert!(swept(&mut ledger).is_empty());
+        ledger.take_table(table.as_fd()).unwrap();
+        assert_eq!(swept(&mut ledger), ["b"]);
+        drop(c);
+        let next = slots.propose().unwrap();
+        let mut released = None;
+        ledger
+            .grant(next.reference(), &page(4), "d", |earlier| {
+                released = Some(earlier);
+            })
+            .unwrap();
+        assert_eq!(released, Some("c"));
+        assert_eq!(entries(&path), [(0, 1, 1), (2, 2, 4)]);
+        assert_eq!(ledger.end_all(drop), 2);
+        assert_eq!(entries(&path), []);
     }
 }

@@ -7,6 +7,8 @@
 mod claims;
 mod fences;
 mod fork;
+#[cfg(not(loom))]
+mod free_slots;
 mod handle;
 mod holds;
 mod ids;
@@ -17,9 +19,13 @@ mod sync;
 #[cfg(not(loom))]
 mod fds;
 #[cfg(not(loom))]
+mod lease_book;
+#[cfg(not(loom))]
 mod lease_table;
 #[cfg(not(loom))]
 mod mapping;
+#[cfg(not(loom))]
+mod peer;
 #[cfg(not(loom))]
 mod process;
 #[cfg(not(loom))]
@@ -35,14 +41,21 @@ pub use holds::HoldCount;
 pub use ids::{BackingId, ClientId, Generation, Grant, Location, PageId, StaleReason};
 pub use lease::LeaseRef;
 #[cfg(not(loom))]
+pub use lease_book::{BookedLease, LeaseBook, LeaseBookError};
+#[cfg(not(loom))]
 pub use lease_table::{
-    LEASE_SLOTS, Lease, LeaseLedger, LeaseSlots, LeaseTableError, create_lease_table,
+    LEASE_SLOTS, Lease, LeaseLedger, LeaseRefusal, LeaseSlots, LeaseTableError, RefusedLease,
+    create_lease_table,
 };
 #[cfg(not(loom))]
 pub use mapping::{ReadMapping, WriteMapping};
 pub use object::{LayoutFingerprint, ObjectMeta};
 #[cfg(not(loom))]
-pub use process::{Liveness, Process, ProcessIdentity, boot_id, process_start_time};
+pub use peer::{PeerCredentials, peer_groups};
+#[cfg(not(loom))]
+pub use process::{
+    Liveness, Process, ProcessIdentity, boot_id, own_start_time, process_start_time,
+};
 #[cfg(not(loom))]
 pub use region::{LeasedBytes, PageBytes, ReadRegion, RegionError, WriteRegion};
 #[cfg(not(loom))]

@@ -3,17 +3,23 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{fstat, fstatfs};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::PeerCredentials;
+
+/// What a descriptor of a process says of its file system where each process has an inode of its own.
+const PIDFS: u64 = 0x5049_4446;
 
 /// A process, held by a descriptor that never comes to mean another one.
 #[derive(Debug)]
 pub struct Process {
     pidfd: OwnedFd,
-    pid: u32,
-    start_time: u64,
+    identity: ProcessIdentity,
 }
 
 /// Who a process is, in a form that can be written down and looked up again during the same boot.
@@ -41,24 +47,19 @@ pub enum Liveness {
 }
 
 impl Process {
-    /// The process at the other end of a connected Unix socket, as the kernel knows it.
+    /// The process at the other end of a connected Unix socket, as the kernel knows it. One in a PID namespace that
+    /// cannot be seen from here has number 0 and start time 0, and its end is seen all the same.
     ///
     /// # Errors
-    /// If the process has ended or cannot be seen from here (a foreign PID namespace without `/proc`).
+    /// If the process has ended, or cannot be held (one of an invisible PID namespace before Linux 6.5).
     pub fn of_peer(socket: &UnixStream) -> io::Result<Self> {
-        let credentials = rustix::net::sockopt::socket_peercred(socket)?;
-        let pidfd = match peer_pidfd(socket) {
-            Ok(pidfd) => pidfd,
+        let pid = PeerCredentials::of(socket)?.pid;
+        match peer_pidfd(socket) {
+            Ok(pidfd) => Self::new(pidfd, pid),
             // Before Linux 6.5; the start time, read while the descriptor is held, then tells a reused number.
-            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
-                pidfd_open(credentials.pid, PidfdFlags::empty())?
-            }
-            Err(error) => return Err(error),
-        };
-        Self::new(
-            pidfd,
-            credentials.pid.as_raw_nonzero().get().cast_unsigned(),
-        )
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Self::of_pid(pid),
+            Err(error) => Err(error),
+        }
     }
 
     /// The process with this number.
@@ -66,42 +67,91 @@ impl Process {
     /// # Errors
     /// If there is none.
     pub fn of_pid(pid: u32) -> io::Result<Self> {
-        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let raw = raw.ok_or_else(|| io::Error::other(format!("{pid} is no process id")))?;
-        Self::new(pidfd_open(raw, PidfdFlags::empty())?, pid)
+        Self::new(open_pid(pid)?, pid)
+    }
+
+    /// The calling process.
+    ///
+    /// # Errors
+    /// If the system has no descriptor left, or `/proc` is not there.
+    pub fn current() -> io::Result<Self> {
+        Self::of_pid(std::process::id())
+    }
+
+    /// What has become of a process of this boot that was known before.
+    ///
+    /// # Errors
+    /// If the system refuses to tell.
+    pub fn find(identity: &ProcessIdentity) -> io::Result<Liveness> {
+        if identity.pid == 0 || identity.namespace == 0 || identity.namespace != own_namespace()? {
+            return Ok(Liveness::Unknown);
+        }
+        let pidfd = match open_pid(identity.pid) {
+            Ok(pidfd) => pidfd,
+            // The number is nobody's, or that of a thread by now.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ESRCH | libc::EINVAL | libc::ENOENT)
+                ) =>
+            {
+                return Ok(Liveness::Dead);
+            }
+            Err(error) => return Err(error),
+        };
+        if has_ended(&pidfd) {
+            return Ok(Liveness::Dead);
+        }
+        let inode = pidfs_inode(&pidfd)?;
+        if inode != 0 && identity.inode != 0 && inode != identity.inode {
+            return Ok(Liveness::Dead);
+        }
+        let start_time = match start_time_of(&pidfd) {
+            Ok(start_time) => start_time,
+            Err(_) if has_ended(&pidfd) => return Ok(Liveness::Dead),
+            // It is hidden from us, but known by its inode.
+            Err(_) if inode != 0 && inode == identity.inode => identity.start_time,
+            Err(error) => return Err(error),
+        };
+        if start_time != identity.start_time {
+            return Ok(Liveness::Dead);
+        }
+        let identity = ProcessIdentity { inode, ..*identity };
+        Ok(Liveness::Alive(Self { pidfd, identity }))
     }
 
     fn new(pidfd: OwnedFd, pid: u32) -> io::Result<Self> {
-        let start_time = process_start_time(pid)?;
-        let process = Self {
-            pidfd,
+        let identity = ProcessIdentity {
             pid,
-            start_time,
+            start_time: if pid == 0 { 0 } else { start_time_of(&pidfd)? },
+            namespace: own_namespace()?,
+            inode: pidfs_inode(&pidfd)?,
         };
+        let process = Self { pidfd, identity };
         if !process.is_alive() {
             return Err(io::Error::other(format!("process {pid} has ended")));
         }
         Ok(process)
     }
 
-    /// The process's number in the caller's PID namespace.
-    pub fn pid(&self) -> u32 {
-        self.pid
+    /// Who the process is, to be written down.
+    pub fn identity(&self) -> ProcessIdentity {
+        self.identity
     }
 
-    /// When the process started, in clock ticks since boot.
+    /// The process's number in the caller's PID namespace; 0 if it has none there.
+    pub fn pid(&self) -> u32 {
+        self.identity.pid
+    }
+
+    /// When the process started, in clock ticks since boot; 0 if it cannot be seen from here.
     pub fn start_time(&self) -> u64 {
-        self.start_time
+        self.identity.start_time
     }
 
     /// Whether the process has not ended yet.
     pub fn is_alive(&self) -> bool {
-        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready == 0)
+        !has_ended(&self.pidfd)
     }
 }
 
@@ -132,19 +182,75 @@ fn peer_pidfd(socket: &UnixStream) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
 }
 
+fn open_pid(pid: u32) -> io::Result<OwnedFd> {
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let raw = raw.ok_or_else(|| io::Error::other(format!("{pid} is no process id")))?;
+    Ok(pidfd_open(raw, PidfdFlags::empty())?)
+}
+
+/// A process that has ended counts as dead even if its parent has not asked for its fate.
+fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// The kernel's own number of the process; 0 where all such descriptors are one file (before Linux 6.9).
+fn pidfs_inode(pidfd: &OwnedFd) -> io::Result<u64> {
+    if fstatfs(pidfd)?.f_type as u64 == PIDFS {
+        Ok(fstat(pidfd)?.st_ino)
+    } else {
+        Ok(0)
+    }
+}
+
+/// The PID namespace of this process.
+fn own_namespace() -> io::Result<u64> {
+    Ok(fs::metadata("/proc/self/ns/pid")?.ino())
+}
+
+/// When the process started. `/proc` may number processes as another PID namespace does, so it is asked for its own
+/// number of this one first.
+fn start_time_of(pidfd: &OwnedFd) -> io::Result<u64> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    let pid = info
+        .lines()
+        .find_map(|line| line.strip_prefix("Pid:"))
+        .and_then(|pid| pid.trim().parse::<i32>().ok())
+        .filter(|pid| *pid > 0)
+        .ok_or_else(|| io::Error::other("the process has ended or cannot be seen from here"))?;
+    start_time_in(&format!("/proc/{pid}/stat"))
+}
+
 /// When the process with this number started, in clock ticks since boot (field 22 of `/proc/PID/stat`).
 ///
 /// # Errors
 /// If there is no such process.
 pub fn process_start_time(pid: u32) -> io::Result<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    start_time_in(&format!("/proc/{pid}/stat"))
+}
+
+/// When the calling process started, in clock ticks since boot. Right also where `/proc` numbers processes as another
+/// PID namespace does.
+///
+/// # Errors
+/// If `/proc` is not there.
+pub fn own_start_time() -> io::Result<u64> {
+    start_time_in("/proc/self/stat")
+}
+
+fn start_time_in(path: &str) -> io::Result<u64> {
+    let stat = fs::read_to_string(path)?;
     // The name in parentheses may hold anything, so the fields are counted from its last parenthesis.
     let field = stat
         .rsplit_once(')')
         .and_then(|(_, rest)| rest.split_whitespace().nth(19));
     field
         .and_then(|field| field.parse().ok())
-        .ok_or_else(|| io::Error::other(format!("/proc/{pid}/stat has no start time: {stat:?}")))
+        .ok_or_else(|| io::Error::other(format!("{path} has no start time: {stat:?}")))
 }
 
 /// The identity of this boot of the machine.
@@ -186,5 +292,76 @@ mod tests {
             peer.start_time(),
             process_start_time(std::process::id()).unwrap()
         );
+    }
+    fn found(identity: ProcessIdentity) -> Liveness {
+        Process::find(&identity).unwrap()
+    }
+
+    #[test]
+    fn a_process_is_found_again_for_as_long_as_it_lives() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let identity = Process::of_pid(child.id()).unwrap().identity();
+        let Liveness::Alive(again) = found(identity) else {
+            panic!("the child lives");
+        };
+        assert_eq!(again.identity(), identity);
+        // Stopped is not dead.
+        let pid = Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        assert!(matches!(found(identity), Liveness::Alive(_)));
+        child.kill().unwrap();
+        let ended = || matches!(found(identity), Liveness::Dead);
+        while !ended() {
+            std::thread::yield_now();
+        }
+        // A zombie first, nobody at all then.
+        child.wait().unwrap();
+        assert!(ended());
+    }
+
+    #[test]
+    fn another_process_of_the_same_number_is_not_taken_for_it() {
+        let own = Process::current().unwrap().identity();
+        assert!(matches!(found(own), Liveness::Alive(_)));
+        for other in [
+            ProcessIdentity {
+                start_time: own.start_time - 1,
+                ..own
+            },
+            ProcessIdentity {
+                start_time: own.start_time - 1,
+                inode: 0,
+                ..own
+            },
+        ] {
+            assert!(matches!(found(other), Liveness::Dead), "{other:?}");
+        }
+        if own.inode != 0 {
+            let other = ProcessIdentity {
+                inode: own.inode + 1,
+                ..own
+            };
+            assert!(matches!(found(other), Liveness::Dead));
+        }
+        let without = ProcessIdentity { inode: 0, ..own };
+        assert!(matches!(found(without), Liveness::Alive(_)));
+    }
+
+    #[test]
+    fn nothing_is_said_of_another_pid_namespace() {
+        let own = Process::current().unwrap().identity();
+        for other in [
+            ProcessIdentity {
+                namespace: own.namespace + 1,
+                ..own
+            },
+            ProcessIdentity {
+                namespace: 0,
+                ..own
+            },
+            ProcessIdentity { pid: 0, ..own },
+        ] {
+            assert!(matches!(found(other), Liveness::Unknown), "{other:?}");
+        }
     }
 }
