@@ -6,7 +6,7 @@ use common::{Message, examples};
 use ondol_plugin::{Key, KeyTag};
 use ondol_protocol::wire::{
     Answer, DecodeError, FrameReader, HEADER_BYTES, Header, MAX_BATCH, MAX_PAYLOAD_BYTES, Op,
-    Request, RequestRef, encode_answer, encode_request,
+    PROTOCOL_VERSION, Request, RequestRef, encode_answer, encode_request,
 };
 use ondol_protocol::{ControlError, Listing, Retrieve};
 use ondol_shm::LeaseRef;
@@ -160,7 +160,7 @@ fn header(op: Op) -> Header {
         payload_len: 0,
         op: op as u8,
         status: 0,
-        version: 1,
+        version: PROTOCOL_VERSION,
         sequence: 0,
     }
 }
@@ -196,6 +196,25 @@ fn a_count_is_held_against_the_bytes_that_are_left() {
                 error => panic!("{op:?}: {error:?}"),
             }
         }
+    }
+}
+
+#[test]
+fn a_pin_without_its_number_is_an_error() {
+    let mut out = Vec::new();
+    let keys = [Key::integer(1), Key::integer(2)];
+    encode_request(&mut out, 0, RequestRef::Locate(&keys)).unwrap();
+    for op in [Op::Pin, Op::Unpin] {
+        // The same bytes as a list of keys.
+        Request::decode(&header(Op::Locate), &out[HEADER_BYTES..]).unwrap();
+        let error = Request::decode(&header(op), &out[HEADER_BYTES..]).unwrap_err();
+        assert!(matches!(error, DecodeError::Truncated { .. }), "{error:?}");
+    }
+    // As many pins as a message may carry are held against the bytes of their keys and numbers.
+    let count = (MAX_BATCH as u32).to_le_bytes();
+    match Request::decode(&header(Op::Pin), &count).unwrap_err() {
+        DecodeError::Truncated { needed, .. } => assert_eq!(needed, 11 * MAX_BATCH),
+        error => panic!("{error:?}"),
     }
 }
 

@@ -10,7 +10,7 @@ use ondol_plugin::{Key, KeyTag, RegionId, RegionSpan};
 use ondol_protocol::wire::{Answer, Hello, Op, Request};
 use ondol_protocol::{
     Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, DeleteOutcome,
-    EngineStats, Grant, GrantRequest, Hit, LayoutFingerprint, Listing, ObjectInfo, ObjectMeta,
+    EngineStats, Grant, GrantRequest, Hit, LayoutFingerprint, Listing, ObjectInfo, ObjectMeta, Pin,
     PinOutcome, RefusedCommit, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_shm::{BackingId, Generation, LeaseRef, Location, PageId, RegionHandle};
@@ -31,6 +31,13 @@ fn key() -> impl Strategy<Value = Key> {
 
 fn keys() -> impl Strategy<Value = Vec<Key>> {
     vec(key(), 0..20)
+}
+
+fn pins() -> impl Strategy<Value = Vec<Pin>> {
+    vec(
+        (key(), any::<u64>()).prop_map(|(key, number)| Pin { key, number }),
+        0..20,
+    )
 }
 
 fn page() -> impl Strategy<Value = PageId> {
@@ -132,8 +139,8 @@ fn request() -> impl Strategy<Value = Request> {
         vec(commit(), 0..20).prop_map(Request::Commit),
         retrieve().prop_map(Request::Retrieve),
         keys().prop_map(Request::Locate),
-        keys().prop_map(Request::Pin),
-        keys().prop_map(Request::Unpin),
+        pins().prop_map(Request::Pin),
+        pins().prop_map(Request::Unpin),
         keys().prop_map(Request::Delete),
         (option::of(key()), any::<u32>()).prop_map(|(after, limit)| Request::List { after, limit }),
         Just(Request::Stats),
@@ -176,7 +183,7 @@ fn region() -> impl Strategy<Value = RegionInfo> {
     )
 }
 
-fn pins() -> impl Strategy<Value = Vec<PinOutcome>> {
+fn pin_outcomes() -> impl Strategy<Value = Vec<PinOutcome>> {
     vec(
         prop_oneof![Just(PinOutcome::Done), Just(PinOutcome::Absent)],
         0..20,
@@ -229,8 +236,8 @@ fn answer() -> impl Strategy<Value = Answer> {
         (vec(option::of(hit()), 0..20), any::<u32>())
             .prop_map(|(hits, mismatches)| Answer::Retrieve(Retrieved { hits, mismatches })),
         vec(option::of(hit()), 0..20).prop_map(Answer::Locate),
-        pins().prop_map(Answer::Pin),
-        pins().prop_map(Answer::Unpin),
+        pin_outcomes().prop_map(Answer::Pin),
+        pin_outcomes().prop_map(Answer::Unpin),
         vec(deleted, 0..20).prop_map(Answer::Delete),
         (vec(object, 0..20), any::<bool>())
             .prop_map(|(objects, more)| Answer::List(Listing { objects, more })),
@@ -276,6 +283,7 @@ fn error() -> impl Strategy<Value = ControlError> {
             .prop_map(|(reason, sent)| ControlError::Disconnected { reason, sent }),
         any::<u64>().prop_map(|waited_ms| ControlError::TimedOut { waited_ms }),
         text().prop_map(ControlError::Protocol),
+        text().prop_map(ControlError::UnknownClient),
     ]
 }
 

@@ -66,18 +66,29 @@ impl FrameReader {
 
     /// Room for bytes that arrive, never empty.
     pub fn space(&mut self) -> &mut [u8] {
+        let wanted = self.room_wanted();
+        if self.buffer.len() < wanted {
+            self.buffer.resize(wanted, 0);
+        }
+        &mut self.buffer[self.filled..]
+    }
+
+    /// How many bytes the reader holds once [`space`](Self::space) is called, what has arrived included.
+    pub fn room_wanted(&self) -> usize {
         let needed = match self.header() {
             Some(header) => frame_len(&header).min(HEADER_BYTES + self.limit),
             None => 0,
         };
         // At most doubled, so that a header alone cannot make us allocate what it announces.
-        let wanted = needed
+        needed
             .min(self.filled.saturating_mul(2))
-            .max(self.filled + CHUNK);
-        if self.buffer.len() < wanted {
-            self.buffer.resize(wanted, 0);
-        }
-        &mut self.buffer[self.filled..]
+            .max(self.filled + CHUNK)
+            .max(self.buffer.len())
+    }
+
+    /// How many bytes the reader holds, used or not.
+    pub fn room(&self) -> usize {
+        self.buffer.len()
     }
 
     /// Says that the first `len` bytes of [`space`](Self::space) have arrived.
@@ -157,7 +168,7 @@ fn frame_len(header: &Header) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Op, RequestRef, encode_request};
+    use crate::wire::{Op, PROTOCOL_VERSION, RequestRef, encode_request};
     use ondol_plugin::{Key, KeyTag};
 
     fn feed(frames: &mut FrameReader, mut bytes: &[u8], step: usize) -> usize {
@@ -205,7 +216,7 @@ mod tests {
             payload_len: MAX_PAYLOAD_BYTES as u32,
             op: Op::Locate as u8,
             status: 0,
-            version: 1,
+            version: PROTOCOL_VERSION,
             sequence: 0,
         };
         let mut frames = FrameReader::new();

@@ -4,7 +4,7 @@ use super::DecodeError;
 pub const HEADER_BYTES: usize = 16;
 
 /// The version of the protocol that this crate speaks.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// What stands before every payload. Its layout is the same in every version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,11 +168,16 @@ mod tests {
             payload_len: 9,
             op: 1,
             status: 0,
-            version: 2,
+            version: PROTOCOL_VERSION + 1,
             sequence: u64::MAX - 1,
         };
         assert_eq!(Header::decode(&header.encode()), header);
-        assert_eq!(header.check(9), Err(DecodeError::Version { found: 2 }));
+        assert_eq!(
+            header.check(9),
+            Err(DecodeError::Version {
+                found: PROTOCOL_VERSION + 1
+            })
+        );
         let header = Header {
             version: PROTOCOL_VERSION,
             ..header

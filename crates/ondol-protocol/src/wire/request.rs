@@ -19,8 +19,9 @@ pub struct Hello {
     /// When the client's process started, in clock ticks since boot. A server that sees another start time behind
     /// the socket is talking to a child that inherited it.
     pub start_time: u64,
-    /// 0 for the first connection of a client. For a further one the incarnation that the first was told: the server
-    /// refuses if it is another one or does not know the client.
+    /// 0 for the first connection of a client, else the last incarnation that the client was told; the descriptor of its
+    /// lease table then travels with the message. A server of another incarnation resumes the client if it knows it from
+    /// its predecessor, and answers [`UnknownClient`](crate::ControlError::UnknownClient) otherwise.
     pub incarnation: u64,
 }
 

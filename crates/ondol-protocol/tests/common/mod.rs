@@ -7,8 +7,8 @@ use ondol_protocol::wire::{
 use ondol_protocol::{
     Access, Breakdown, ClassStats, ClientId, ClientInfo, ClientStats, Commit, CommitOutcome,
     ControlError, DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, LayoutFingerprint, Listing,
-    ObjectInfo, ObjectMeta, PinOutcome, PoolStats, RefusedCommit, RegionInfo, Retrieve, Retrieved,
-    StaleReason,
+    ObjectInfo, ObjectMeta, Pin, PinOutcome, PoolStats, RefusedCommit, RegionInfo, Retrieve,
+    Retrieved, StaleReason,
 };
 use ondol_shm::{BackingId, Generation, LeaseRef, Location, PageId, RegionHandle};
 
@@ -95,6 +95,14 @@ fn keys() -> Vec<Key> {
         Key::new(KeyTag::LmCache, b"llama@1@0@c0ffee").unwrap(),
         Key::new(KeyTag::Raw, &[0, 255]).unwrap(),
     ]
+}
+
+fn pins() -> Vec<Pin> {
+    let numbered = |(number, key)| Pin { key, number };
+    (0x0102_0304_0506_0708..)
+        .zip(keys())
+        .map(numbered)
+        .collect()
 }
 
 fn location() -> Location {
@@ -190,8 +198,8 @@ fn requests() -> Vec<Request> {
             expect: Some(layout()),
         }),
         Request::Locate(keys()),
-        Request::Pin(keys()),
-        Request::Unpin(keys()),
+        Request::Pin(pins()),
+        Request::Unpin(pins()),
         Request::Delete(Vec::new()),
         Request::List {
             after: keys().pop(),
@@ -347,5 +355,9 @@ fn errors() -> Vec<(&'static str, ControlError)> {
         ),
         ("timed-out", ControlError::TimedOut { waited_ms: 10_000 }),
         ("protocol", ControlError::Protocol("한글".to_owned())),
+        (
+            "unknown-client",
+            ControlError::UnknownClient("started again".to_owned()),
+        ),
     ]
 }
