@@ -6,4 +6,5 @@ pub mod contract;
 pub mod licences;
 pub mod new_plugin;
 pub mod suite;
+pub mod torture;
 pub mod workspace;

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{contract, new_plugin, suite};
+use xtask::{contract, new_plugin, suite, torture};
 
 /// The habits of the house
 #[derive(Parser)]
@@ -23,6 +23,8 @@ enum Command {
     NewPlugin(new_plugin::Options),
     /// Run everything the project checks about itself
     Test(suite::Options),
+    /// Kill servers and clients at every step and check that nothing acknowledged is lost
+    Torture(torture::Options),
     /// Run what `test` does, and cargo-deny, which is installed if it is missing
     Ci(suite::Options),
 }
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         Command::ContractCheck(options) => contract::run(&options),
         Command::NewPlugin(options) => new_plugin::run(&options),
         Command::Test(options) => suite::test(options),
+        Command::Torture(options) => torture::run(&options),
         Command::Ci(options) => suite::ci(options),
     };
     match result {

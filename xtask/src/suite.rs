@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use crate::contract;
 use crate::licences;
+use crate::torture;
 use crate::workspace::{self, Workspace};
 
 /// The version whose format `deny.toml` is written in.
@@ -62,6 +63,8 @@ pub fn test(options: Options) -> Result<()> {
     } else {
         workspace::run(workspace.cargo().args(["test", "--workspace"]))?;
     }
+    say("torture");
+    torture::run(&torture::Options::short())?;
     if !options.quick {
         say("models of the shared-memory protocols");
         let mut loom = workspace.cargo();

@@ -1,0 +1,723 @@
+//! A client that does everything at random, checks all that it sees, and writes everything down.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use ondol_handler::{
+    ControlError, DeleteOutcome as Deleted, Handler, HandlerConfig, HandlerError, Object, PageMut,
+    PageSizes, Plugins, SocketOptions, SocketPlane, Stored,
+};
+use ondol_tests::{Random, key};
+
+use crate::content::{PAGES, len, name, read, write};
+use crate::journal::{DeleteOutcome, Entry, Journal, Kind, StoreOutcome, now};
+
+/// What a client is told at its start.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The server's socket.
+    #[arg(long)]
+    socket: PathBuf,
+    /// Where to write everything down.
+    #[arg(long)]
+    journal: PathBuf,
+    /// Its number, which no other client of the run has.
+    #[arg(long)]
+    number: u64,
+    /// Seed of what it does.
+    #[arg(long)]
+    seed: u64,
+    /// How many names there are.
+    #[arg(long)]
+    names: u64,
+}
+
+/// How long a call waits for a server that does not answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+const THREADS: u64 = 2;
+
+/// What a thread keeps at most of each, so that all of them together leave room in the pool.
+const OBJECTS: usize = 10;
+const GRANTS: usize = 3;
+const PINS: usize = 4;
+
+pub(crate) fn plane(socket: &Path) -> impl Fn() -> Result<Arc<SocketPlane>, ControlError> + use<> {
+    let socket = socket.to_owned();
+    move || {
+        let mut options = SocketOptions::default();
+        options.timeout = TIMEOUT;
+        SocketPlane::connect(&socket, options)
+    }
+}
+
+pub(crate) fn config() -> HandlerConfig {
+    let mut config = HandlerConfig::default();
+    config.page_sizes = PageSizes::Fixed(PAGES.to_vec());
+    config.plugins = Plugins::None;
+    config.stock_bytes = 32 << 10;
+    config
+}
+
+/// The state of all threads, set by the lines that the client is told.
+struct Gate {
+    open: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Run,
+    Pause { waiting: u64 },
+    End,
+}
+
+struct Shared {
+    handler: Handler,
+    journal: Journal,
+    /// Counts the handler's own reconnections, which take its pages and pins away. Held shared during every call.
+    line: RwLock<u64>,
+    gate: Gate,
+    names: u64,
+}
+
+/// A page, written, not stored yet.
+struct Grant {
+    page: PageMut,
+    name: String,
+    writer: u64,
+    line: u64,
+}
+
+struct Held {
+    object: Object,
+    name: String,
+    writer: u64,
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    random: Random,
+    objects: Vec<Held>,
+    grants: Vec<Grant>,
+    /// Pins by name, with what they pin and the line they were made on.
+    pins: HashMap<String, (u64, Option<u64>)>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let journal = Journal::create(&args.journal, args.number)?;
+    // The server may just have been killed.
+    let deadline = now() + 60_000_000_000;
+    let handler = loop {
+        match Handler::embedded(plane(&args.socket), config()) {
+            Ok(handler) => break handler,
+            Err(HandlerError::Control(
+                ControlError::Disconnected { .. }
+                | ControlError::TimedOut { .. }
+                | ControlError::Failed(_),
+            )) if now() < deadline => thread::sleep(Duration::from_millis(3)),
+            Err(error) => return Err(error).context("cannot connect"),
+        }
+    };
+    let shared = Arc::new(Shared {
+        handler,
+        journal,
+        line: RwLock::new(0),
+        gate: Gate {
+            open: Mutex::new(State::Run),
+            changed: Condvar::new(),
+        },
+        names: args.names,
+    });
+    let threads: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let mut worker = Worker {
+                shared: Arc::clone(&shared),
+                random: Random::new(args.seed.wrapping_add(thread)),
+                objects: Vec::new(),
+                grants: Vec::new(),
+                pins: HashMap::new(),
+            };
+            thread::spawn(move || worker.work())
+        })
+        .collect();
+    say("ready")?;
+    for line in io::stdin().lines() {
+        match line?.as_str() {
+            "pause" => {
+                shared.gate.pause();
+                say("paused")?;
+            }
+            "go" => shared.gate.set(State::Run),
+            "end" => {
+                shared.gate.set(State::End);
+                break;
+            }
+            other => anyhow::bail!("told {other:?}; expected pause, go or end"),
+        }
+    }
+    shared.gate.set(State::End);
+    for thread in threads {
+        if thread.join().is_err() {
+            anyhow::bail!("a thread panicked");
+        }
+    }
+    // Objects and pages are dropped; closing gives the stock back.
+    shared.handler.close();
+    say("ended")?;
+    Ok(())
+}
+
+fn say(word: &str) -> io::Result<()> {
+    let mut out = io::stdout();
+    writeln!(out, "{word}")?;
+    out.flush()
+}
+
+impl Gate {
+    fn set(&self, state: State) {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.changed.notify_all();
+    }
+
+    /// Waits until all threads wait.
+    fn pause(&self) {
+        let mut state = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = State::Pause { waiting: 0 };
+        while !matches!(*state, State::Pause { waiting } if waiting >= THREADS) {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) == State::Run
+    }
+
+    /// Waits while it is closed; whether to go on.
+    fn pass(&self) -> bool {
+        let mut state = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let State::Pause { waiting } = &mut *state {
+            *waiting += 1;
+            self.changed.notify_all();
+        }
+        while matches!(*state, State::Pause { .. }) {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        *state == State::Run
+    }
+}
+
+impl Worker {
+    fn work(&mut self) {
+        loop {
+            if !self.shared.gate.is_open() {
+                self.verify_all();
+                if !self.shared.gate.pass() {
+                    self.verify_all();
+                    return;
+                }
+            }
+            self.step();
+        }
+    }
+
+    fn fault(&self, kind: Kind, what: String) {
+        self.shared.journal.write(&Entry::Fault { kind, what });
+    }
+
+    /// What may go wrong while servers are killed; anything else is a fault.
+    fn excuse(&mut self, doing: &str, error: &HandlerError) {
+        match error {
+            HandlerError::Control(
+                ControlError::Disconnected { .. }
+                | ControlError::TimedOut { .. }
+                | ControlError::Failed(_),
+            ) => thread::sleep(Duration::from_millis(1 + self.random.below(4))),
+            HandlerError::Control(
+                ControlError::PoolFull(_) | ControlError::ShareExceeded { .. },
+            ) => {
+                self.objects.clear();
+                self.give_up_grants();
+                thread::sleep(Duration::from_millis(1));
+            }
+            HandlerError::NotStored(ondol_protocol::RefusedCommit::NotRecorded) => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            HandlerError::NotStored(_) | HandlerError::ForeignPage => self.fault(
+                Kind::Lost,
+                format!("{doing}: a granted page of a living client: {error}"),
+            ),
+            _ => self.fault(Kind::Broken, format!("{doing}: {error}")),
+        }
+    }
+
+    fn give_up_grants(&mut self) {
+        for index in (0..self.grants.len()).rev() {
+            self.verify_grant(index);
+        }
+        self.grants.clear();
+    }
+
+    fn any_name(&mut self) -> String {
+        // Some names are asked for far more often than others.
+        let names = self.shared.names;
+        let below = match self.random.below(3) {
+            0 => (names / 16).max(1),
+            _ => names,
+        };
+        name(self.random.below(below))
+    }
+
+    fn step(&mut self) {
+        match self.random.below(100) {
+            0..=19 => self.store(),
+            20..=26 => self.store_batch(),
+            27..=33 => self.take_grant(),
+            34..=41 => self.store_grant(),
+            42..=61 => self.retrieve(),
+            62..=71 => self.retrieve_batch(),
+            72..=77 => self.verify_some(),
+            78..=82 => {
+                if !self.objects.is_empty() {
+                    let index = self.random.below(self.objects.len() as u64) as usize;
+                    self.verify_object(index);
+                    self.objects.swap_remove(index);
+                }
+            }
+            83..=87 => self.pin(),
+            88..=91 => self.unpin(),
+            92..=97 => self.delete(),
+            98 => self.exists(),
+            _ => {
+                if self.random.once_in(8) {
+                    self.reconnect();
+                }
+            }
+        }
+        if self.random.once_in(4) {
+            thread::sleep(Duration::from_micros(self.random.below(400)));
+        }
+    }
+
+    fn alloc(&mut self, name: &str) -> Option<(PageMut, u64)> {
+        let shared = Arc::clone(&self.shared);
+        let line = shared.line.read().unwrap_or_else(PoisonError::into_inner);
+        let page = shared.handler.alloc(len(name));
+        let made = *line;
+        drop(line);
+        match page {
+            Ok(page) => Some((page, made)),
+            Err(error) => {
+                self.excuse("alloc", &error);
+                None
+            }
+        }
+    }
+
+    fn store(&mut self) {
+        let name = self.any_name();
+        let Some((mut page, line)) = self.alloc(&name) else {
+            return;
+        };
+        let writer = self.shared.journal.number();
+        write(&mut page, &name, writer);
+        self.store_pages(vec![Grant {
+            page,
+            name,
+            writer,
+            line,
+        }]);
+    }
+
+    fn store_batch(&mut self) {
+        let mut grants: Vec<Grant> = Vec::new();
+        for _ in 0..2 + self.random.below(5) {
+            let name = self.any_name();
+            if grants.iter().any(|grant| grant.name == name) {
+                continue;
+            }
+            let Some((mut page, line)) = self.alloc(&name) else {
+                break;
+            };
+            let writer = self.shared.journal.number();
+            write(&mut page, &name, writer);
+            grants.push(Grant {
+                page,
+                name,
+                writer,
+                line,
+            });
+        }
+        self.store_pages(grants);
+    }
+
+    fn take_grant(&mut self) {
+        if self.grants.len() >= GRANTS {
+            return;
+        }
+        let name = self.any_name();
+        if let Some((mut page, line)) = self.alloc(&name) {
+            let writer = self.shared.journal.number();
+            write(&mut page, &name, writer);
+            self.grants.push(Grant {
+                page,
+                name,
+                writer,
+                line,
+            });
+        }
+    }
+
+    fn store_grant(&mut self) {
+        if self.grants.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.grants.len() as u64) as usize;
+        self.verify_grant(index);
+        let grant = self.grants.swap_remove(index);
+        self.store_pages(vec![grant]);
+    }
+
+    /// Nobody else writes into a page that is granted to this client.
+    fn verify_grant(&self, index: usize) {
+        let Grant {
+            page, name, writer, ..
+        } = &self.grants[index];
+        match read(page, name) {
+            Ok(found) if found == *writer => {}
+            found => self.fault(
+                Kind::Corrupt,
+                format!("a granted page, written as store {writer} of {name}, holds {found:?}"),
+            ),
+        }
+    }
+
+    fn store_pages(&mut self, mut grants: Vec<Grant>) {
+        let shared = Arc::clone(&self.shared);
+        let line = shared.line.read().unwrap_or_else(PoisonError::into_inner);
+        // Pages of a line that this client gave up itself.
+        grants.retain(|grant| grant.line == *line);
+        if grants.is_empty() {
+            return;
+        }
+        let at = now();
+        let asked = |grant: &Grant| Entry::Store {
+            writer: grant.writer,
+            key: grant.name.clone(),
+            at,
+        };
+        shared
+            .journal
+            .write_all(&grants.iter().map(asked).collect::<Vec<_>>());
+        let writers: Vec<_> = grants.iter().map(|grant| grant.writer).collect();
+        let keys: Vec<_> = grants.iter().map(|grant| key(&grant.name)).collect();
+        let pages: Vec<_> = grants.into_iter().map(|grant| grant.page).collect();
+        let outcomes = shared.handler.batch_store(&keys, pages);
+        let at = now();
+        drop(line);
+        let mut errors = Vec::new();
+        let mut judge = |outcome| match outcome {
+            Ok(Stored::New) => StoreOutcome::New,
+            Ok(Stored::AlreadyPresent) => StoreOutcome::Present,
+            Err(error) => {
+                let outcome = store_outcome(&error);
+                errors.push(error);
+                outcome
+            }
+        };
+        let outcomes: Vec<StoreOutcome> = match outcomes {
+            Ok(outcomes) => outcomes.into_iter().map(judge).collect(),
+            Err(error) => vec![judge(Err(error)); writers.len()],
+        };
+        let answers = writers.into_iter().zip(outcomes);
+        let answers = answers.map(|(writer, outcome)| Entry::Stored {
+            writer,
+            outcome,
+            at,
+        });
+        shared.journal.write_all(&answers.collect::<Vec<_>>());
+        errors.iter().for_each(|error| self.excuse("store", error));
+    }
+
+    fn seen(&mut self, name: String, object: Option<Object>, from: u64, to: u64) {
+        let Some(object) = object else {
+            let key = name;
+            return self.shared.journal.write(&Entry::Miss { key, from, to });
+        };
+        match read(&object, &name) {
+            Ok(writer) => {
+                let key = name.clone();
+                self.shared.journal.write(&Entry::Read {
+                    key,
+                    writer,
+                    from,
+                    to,
+                });
+                if self.objects.len() >= OBJECTS {
+                    let index = self.random.below(OBJECTS as u64) as usize;
+                    self.verify_object(index);
+                    self.objects.swap_remove(index);
+                }
+                if self.random.once_in(2) {
+                    self.objects.push(Held {
+                        object,
+                        name,
+                        writer,
+                    });
+                }
+            }
+            Err(error) => self.fault(Kind::Corrupt, format!("retrieved: {error}")),
+        }
+    }
+
+    fn retrieve(&mut self) {
+        let name = self.any_name();
+        let from = now();
+        match self.shared.handler.retrieve(&key(&name)) {
+            Ok(object) => self.seen(name, object, from, now()),
+            Err(error) => self.excuse_reader("retrieve", &error),
+        }
+    }
+
+    fn retrieve_batch(&mut self) {
+        let names: Vec<_> = (0..2 + self.random.below(6))
+            .map(|_| self.any_name())
+            .collect();
+        let keys: Vec<_> = names.iter().map(|name| key(name)).collect();
+        let from = now();
+        match self.shared.handler.batch_retrieve(&keys) {
+            Ok(objects) => {
+                let to = now();
+                for (name, object) in names.into_iter().zip(objects) {
+                    self.seen(name, object, from, to);
+                }
+            }
+            Err(error) => self.excuse_reader("batch_retrieve", &error),
+        }
+    }
+
+    /// A reader is not kept from a handler that is being closed by another thread.
+    fn excuse_reader(&mut self, doing: &str, error: &HandlerError) {
+        if !matches!(error, HandlerError::Closed) {
+            self.excuse(doing, error);
+        }
+    }
+
+    fn verify_object(&self, index: usize) {
+        let Held {
+            object,
+            name,
+            writer,
+        } = &self.objects[index];
+        match read(object, name) {
+            Ok(found) if found == *writer => {}
+            found => self.fault(
+                Kind::Corrupt,
+                format!("a held object, store {writer} of {name}, has become {found:?}"),
+            ),
+        }
+    }
+
+    fn verify_some(&mut self) {
+        if !self.objects.is_empty() {
+            let index = self.random.below(self.objects.len() as u64) as usize;
+            self.verify_object(index);
+        }
+        if !self.grants.is_empty() {
+            let index = self.random.below(self.grants.len() as u64) as usize;
+            self.verify_grant(index);
+        }
+        if let Some(name) = self.some_pin() {
+            self.verify_pin(&name);
+        }
+    }
+
+    fn some_pin(&mut self) -> Option<String> {
+        // In the order of their names, so that a seed chooses the same.
+        let mut names: Vec<_> = self.pins.keys().cloned().collect();
+        names.sort();
+        let count = names.len() as u64;
+        (count > 0).then(|| names.swap_remove(self.random.below(count) as usize))
+    }
+
+    /// What is pinned is there.
+    fn verify_pin(&mut self, name: &str) {
+        let shared = Arc::clone(&self.shared);
+        let line = shared.line.read().unwrap_or_else(PoisonError::into_inner);
+        if self.pins.get(name).is_some_and(|(made, _)| *made != *line) {
+            self.pins.remove(name);
+            return;
+        }
+        let from = now();
+        let found = shared.handler.retrieve(&key(name));
+        drop(line);
+        match found {
+            Ok(None) => self.fault(
+                Kind::Lost,
+                format!("{name} is pinned by this client and not found at {from}"),
+            ),
+            Ok(Some(object)) => {
+                let to = now();
+                match (read(&object, name), self.pins.get_mut(name)) {
+                    (Ok(writer), Some((_, pinned))) => {
+                        let before = *pinned.get_or_insert(writer);
+                        if before != writer {
+                            self.fault(
+                                Kind::Lost,
+                                format!("{name} is pinned as {before} and is now {writer}"),
+                            );
+                        }
+                        self.shared.journal.write(&Entry::Read {
+                            key: name.to_owned(),
+                            writer,
+                            from,
+                            to,
+                        });
+                    }
+                    (Err(error), _) => self.fault(Kind::Corrupt, format!("pinned: {error}")),
+                    (Ok(_), None) => {}
+                }
+            }
+            Err(error) => self.excuse_reader("retrieve a pinned object", &error),
+        }
+    }
+
+    fn verify_all(&mut self) {
+        (0..self.objects.len()).for_each(|index| self.verify_object(index));
+        (0..self.grants.len()).for_each(|index| self.verify_grant(index));
+        let mut names: Vec<_> = self.pins.keys().cloned().collect();
+        names.sort();
+        names.iter().for_each(|name| self.verify_pin(name));
+    }
+
+    fn pin(&mut self) {
+        let name = self.any_name();
+        if self.pins.len() >= PINS || self.pins.contains_key(&name) {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let line = shared.line.read().unwrap_or_else(PoisonError::into_inner);
+        let pinned = shared.handler.pin(&key(&name));
+        match pinned {
+            Ok(true) => {
+                self.pins.insert(name, (*line, None));
+            }
+            Ok(false) => {}
+            // Whether it is pinned is not known; closing the handler takes the pin back if it was made.
+            Err(error) => {
+                drop(line);
+                self.excuse("pin", &error);
+            }
+        }
+    }
+
+    fn unpin(&mut self) {
+        let Some(name) = self.some_pin() else { return };
+        self.verify_pin(&name);
+        let shared = Arc::clone(&self.shared);
+        let line = shared.line.read().unwrap_or_else(PoisonError::into_inner);
+        let Some((made, _)) = self.pins.remove(&name) else {
+            return;
+        };
+        if made != *line {
+            return;
+        }
+        let unpinned = shared.handler.unpin(&key(&name));
+        drop(line);
+        match unpinned {
+            Ok(true) => {}
+            Ok(false) => self.fault(Kind::Lost, format!("the pin of {name} is not there")),
+            // From here on it is not known whether the object is pinned.
+            Err(error) => self.excuse("unpin", &error),
+        }
+    }
+
+    fn delete(&mut self) {
+        let name = self.any_name();
+        let number = self.shared.journal.number();
+        let asked = Entry::Delete {
+            number,
+            key: name.clone(),
+            at: now(),
+        };
+        let shared = Arc::clone(&self.shared);
+        let line = shared.line.read().unwrap_or_else(PoisonError::into_inner);
+        shared.journal.write(&asked);
+        let outcome = shared.handler.delete(&key(&name));
+        let at = now();
+        let answer = match &outcome {
+            Ok(Deleted::Deleted) => DeleteOutcome::Deleted,
+            Ok(Deleted::Absent | Deleted::Pinned) => DeleteOutcome::Unchanged,
+            Err(error) if is_certain(error) => DeleteOutcome::Unchanged,
+            Err(_) => DeleteOutcome::Unknown,
+        };
+        shared.journal.write(&Entry::Deleted {
+            number,
+            outcome: answer,
+            at,
+        });
+        if let Some((made, _)) = self.pins.get(&name)
+            && *made == *line
+            && matches!(outcome, Ok(Deleted::Deleted | Deleted::Absent))
+        {
+            self.fault(
+                Kind::Lost,
+                format!("{name} is pinned by this client, and a delete said {outcome:?}"),
+            );
+        }
+        drop(line);
+        if let Err(error) = outcome {
+            self.excuse("delete", &error);
+        }
+    }
+
+    fn exists(&mut self) {
+        let name = self.any_name();
+        if let Err(error) = self.shared.handler.exists(&key(&name)) {
+            self.excuse_reader("exists", &error);
+        }
+    }
+
+    /// Leaves the server and comes back as another client.
+    fn reconnect(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut line = shared.line.write().unwrap_or_else(PoisonError::into_inner);
+        *line += 1;
+        loop {
+            match shared.handler.reconnect() {
+                Ok(()) => return,
+                Err(error) => {
+                    self.excuse("reconnect", &error);
+                    if !self.shared.gate.is_open() {
+                        // The server may not come before the pause.
+                        thread::sleep(Duration::from_millis(2));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether a call that failed has certainly changed nothing.
+fn is_certain(error: &HandlerError) -> bool {
+    !matches!(error, HandlerError::Control(ControlError::Failed(_))) && !error.is_outcome_unknown()
+}
+
+fn store_outcome(error: &HandlerError) -> StoreOutcome {
+    if is_certain(error) {
+        StoreOutcome::Refused
+    } else {
+        StoreOutcome::Unknown
+    }
+}

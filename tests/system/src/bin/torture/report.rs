@@ -1,0 +1,120 @@
+//! What was done and what was found.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::journal::Kind;
+use crate::oracle::Fault;
+use crate::points::Points;
+
+/// The figures of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) epochs: u64,
+    pub(crate) rounds: u64,
+    pub(crate) server_kills: u64,
+    pub(crate) client_kills: u64,
+    pub(crate) stops: u64,
+    pub(crate) clean_ends: u64,
+    pub(crate) starts: u64,
+    pub(crate) disks_filled: u64,
+    pub(crate) starts_on_full_disk: u64,
+    pub(crate) checks: u64,
+    pub(crate) stored: u64,
+    pub(crate) verified: u64,
+    pub(crate) evictions: u64,
+    pub(crate) checkpoints: u64,
+    pub(crate) faults: Vec<Fault>,
+}
+
+impl Report {
+    pub(crate) fn kills(&self) -> u64 {
+        self.server_kills + self.client_kills
+    }
+
+    fn count(&self, kind: Kind) -> usize {
+        self.faults
+            .iter()
+            .filter(|fault| fault.kind == kind)
+            .count()
+    }
+
+    /// For people.
+    pub(crate) fn text(&self, seed: u64, took: Duration, points: &Points, each: u64) -> String {
+        let mut text = String::new();
+        let mut line = |what: &str, value: String| {
+            let _ = writeln!(text, "{what:<14} {value}");
+        };
+        line("seed", seed.to_string());
+        line("time", format!("{:.1} s", took.as_secs_f64()));
+        let by_failpoint: u64 = points.scores().map(|(_, score)| score.kills).sum();
+        line(
+            "kills",
+            format!(
+                "{}: {} of servers, {} of clients; {by_failpoint} at failpoints",
+                self.kills(),
+                self.server_kills,
+                self.client_kills
+            ),
+        );
+        line(
+            "other",
+            format!(
+                "{} stops (SIGSTOP), {} clean ends, {} disks filled, {} starts on a full disk",
+                self.stops, self.clean_ends, self.disks_filled, self.starts_on_full_disk
+            ),
+        );
+        line(
+            "servers",
+            format!(
+                "{} starts in {} rounds of {} pools, {} checkpoints",
+                self.starts, self.rounds, self.epochs, self.checkpoints
+            ),
+        );
+        line(
+            "objects",
+            format!(
+                "{} stored, {} verified in {} checks and by clients all the time, {} evicted",
+                self.stored, self.verified, self.checks, self.evictions
+            ),
+        );
+        let mut missing = Vec::new();
+        for (name, score) in points.scores() {
+            line(
+                "",
+                format!(
+                    "{name:<34} {:>4} kills {:>3} stops {:>3} errors",
+                    score.kills, score.stops, score.errors
+                ),
+            );
+            if score.kills < each {
+                missing.push(format!("{name} ({} in {} tries)", score.kills, score.shots));
+            }
+        }
+        if points.scores().next().is_none() {
+            line("failpoints", "none: built without them".to_owned());
+        } else if !missing.is_empty() {
+            line(
+                "not reached",
+                format!("{each} times: {}", missing.join(", ")),
+            );
+        }
+        let broken = self.count(Kind::Broken);
+        line(
+            "found",
+            format!(
+                "{} corrupt, {} phantom, {} lost, {} leaked{}",
+                self.count(Kind::Corrupt),
+                self.count(Kind::Phantom),
+                self.count(Kind::Lost),
+                self.count(Kind::Leaked),
+                if broken > 0 {
+                    format!(", {broken} broken")
+                } else {
+                    String::new()
+                }
+            ),
+        );
+        text
+    }
+}
