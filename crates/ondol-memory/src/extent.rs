@@ -65,6 +65,15 @@ impl ExtentAllocator {
                 }
             })
             .collect();
+        Self::all_free(arenas)
+    }
+
+    /// An allocator of the same backings, all of them free.
+    pub(crate) fn emptied(&self) -> Self {
+        Self::all_free(self.arenas.clone())
+    }
+
+    fn all_free(arenas: Vec<Arena>) -> Self {
         let free = arenas
             .iter()
             .zip(0..)

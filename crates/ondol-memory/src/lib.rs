@@ -9,6 +9,7 @@ mod device;
 mod extent;
 mod image;
 mod journal;
+mod log;
 mod pool;
 mod size;
 
@@ -16,5 +17,9 @@ pub use device::*;
 pub use extent::{Arena, Extent, ExtentAllocator, NotAllocated, REGION_ALIGNMENT};
 pub use image::{ClientRecord, Image, StoredObject};
 pub use journal::{Change, Journal, JournalError, NoJournal, Position, RemoveReason};
+pub use log::{
+    CheckpointReport, Durability, Log, LogError, LogOptions, LogReport, LogStats, PoolRecord, Recovered,
+    SegmentReport, UnknownDurability, inspect_log,
+};
 pub use pool::{ApplyError, MIN_PAGE_BYTES, PageState, Pool, Region};
 pub use size::*;

@@ -10,6 +10,9 @@ use ondol_shm::{ClientId, Generation, Grant, Location, PageId, StaleReason};
 
 use crate::extent::{Arena, Extent, ExtentAllocator, REGION_ALIGNMENT};
 use crate::journal::Change;
+pub(crate) use parts::RegionParts;
+
+mod parts;
 
 /// No region has more pages than this, so that the book of a region of small pages stays small.
 const MAX_PAGES: u64 = 65_536;
@@ -96,6 +99,12 @@ impl Region {
     /// Pages that hold a visible object.
     pub fn committed_count(&self) -> u32 {
         self.committed
+    }
+
+    /// In which generation a page is and what it is used for; `None` if there is no such page.
+    pub fn page(&self, index: u32) -> Option<(Generation, PageState)> {
+        let page = self.pages.get(index as usize)?;
+        Some((page.generation, page.state))
     }
 
     /// Whether no page is in use.
