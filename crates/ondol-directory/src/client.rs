@@ -1,15 +1,19 @@
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use ondol_memory::ClientRecord;
 use ondol_plugin::Key;
-use ondol_shm::{ClientId, Grant, LeaseLedger, LeaseTableError};
+use ondol_shm::{
+    BookedLease, ClientId, Grant, LeaseBook, LeaseLedger, LeaseTableError, ProcessIdentity,
+};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::directory::DirectoryError;
 use crate::entry::Entry;
 
-/// Answers to grant requests that are kept so that a repeated request gets the same pages.
+/// Answers to grant requests that are kept so that a repeated request gets the same answer when its pages are no
+/// longer granted, or never were.
 const REMEMBERED_GRANTS: usize = 64;
 
 /// What a client held when it left or died.
@@ -23,10 +27,31 @@ pub struct Reclaimed {
     pub grants: u64,
 }
 
+/// Who a client is beyond its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Newcomer {
+    /// The process that it lives in.
+    pub process: ProcessIdentity,
+    /// The random number by which it knows itself again.
+    pub instance: [u8; 16],
+}
+
+/// A client of the last run that is not proven dead, with the leases that its book says it may hold.
+#[derive(Debug)]
+pub struct AdoptedClient {
+    /// Its name.
+    pub id: ClientId,
+    /// Its lease book.
+    pub book: LeaseBook,
+    /// What stands there; leases that ended and were not swept are among them.
+    pub leases: Vec<BookedLease>,
+}
+
 /// What the directory keeps for one client.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) id: ClientId,
+    pub(crate) who: Newcomer,
     pub(crate) ledger: Mutex<Ledger>,
     pub(crate) book: Mutex<Book>,
 }
@@ -37,36 +62,56 @@ pub(crate) struct Ledger {
     pub(crate) leases: LeaseLedger<Arc<Entry>>,
     /// Whether the client has left or died: no lease is booked any more.
     pub(crate) closed: bool,
+    /// Whether it is a client of the last run that did not come back yet.
+    pub(crate) adopted: bool,
     sweep_at: usize,
 }
+
+/// A client's pinned objects, with the numbers of its pins on each.
+pub(crate) type Pins = HashMap<Key, (Arc<Entry>, BTreeSet<u64>)>;
 
 /// The client's pins and its latest grants; changed by the writer only.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
-    /// Each pinned object with the numbers of its pins.
-    pub(crate) pins: HashMap<Key, (Arc<Entry>, BTreeSet<u64>)>,
-    answered: VecDeque<(u64, Vec<Grant>)>,
+    pub(crate) pins: Pins,
+    answered: VecDeque<(u64, Result<Vec<Grant>, DirectoryError>)>,
     /// Whether the client said that it leaves, or died: nothing is granted or pinned any more.
     pub(crate) closed: bool,
 }
 
 impl Client {
-    pub(crate) fn new(id: ClientId, lease_table: BorrowedFd<'_>) -> Result<Self, LeaseTableError> {
-        let leases = LeaseLedger::open(lease_table)?;
-        let ledger = Mutex::new(Ledger {
-            leases,
-            closed: false,
-            sweep_at: Ledger::SWEEP_AT_LEAST,
-        });
+    pub(crate) fn new(
+        id: ClientId,
+        who: Newcomer,
+        lease_table: BorrowedFd<'_>,
+        book: Option<LeaseBook>,
+    ) -> Result<Self, LeaseTableError> {
         Ok(Self {
             id,
-            ledger,
+            who,
+            ledger: Mutex::new(Ledger::new(LeaseLedger::open(lease_table, book)?, false)),
             book: Mutex::default(),
         })
     }
-}
 
-impl Client {
+    /// A client of the last run, with what it holds.
+    pub(crate) fn adopted(
+        id: ClientId,
+        who: Newcomer,
+        leases: LeaseLedger<Arc<Entry>>,
+        pins: Pins,
+    ) -> Self {
+        Self {
+            id,
+            who,
+            ledger: Mutex::new(Ledger::new(leases, true)),
+            book: Mutex::new(Book {
+                pins,
+                ..Book::default()
+            }),
+        }
+    }
+
     /// The book of a client that is still there.
     pub(crate) fn open_book(&self) -> Result<MutexGuard<'_, Book>, DirectoryError> {
         let book = self.book.lock();
@@ -76,10 +121,32 @@ impl Client {
             Ok(book)
         }
     }
+
+    pub(crate) fn record(&self) -> ClientRecord {
+        let book = self.book.lock();
+        let pins = book.pins.iter();
+        let pins: BTreeMap<_, _> = pins
+            .map(|(key, (_, numbers))| (key.clone(), numbers.clone()))
+            .collect();
+        ClientRecord {
+            process: self.who.process,
+            instance: self.who.instance,
+            pins,
+        }
+    }
 }
 
 impl Ledger {
     const SWEEP_AT_LEAST: usize = 256;
+
+    fn new(leases: LeaseLedger<Arc<Entry>>, adopted: bool) -> Self {
+        Self {
+            leases,
+            closed: false,
+            adopted,
+            sweep_at: Self::SWEEP_AT_LEAST,
+        }
+    }
 
     /// Notes ended leases; returns how many.
     pub(crate) fn sweep(&mut self) -> usize {
@@ -98,18 +165,18 @@ impl Ledger {
 
 impl Book {
     /// The answer given to this request before.
-    pub(crate) fn answered(&self, request: u64) -> Option<&[Grant]> {
-        self.answered
-            .iter()
+    pub(crate) fn answered(&self, request: u64) -> Option<&Result<Vec<Grant>, DirectoryError>> {
+        let mut answered = self.answered.iter();
+        answered
             .find(|(number, _)| *number == request)
-            .map(|(_, grants)| grants.as_slice())
+            .map(|(_, answer)| answer)
     }
 
-    pub(crate) fn remember(&mut self, request: u64, grants: &[Grant]) {
+    pub(crate) fn remember(&mut self, request: u64, answer: Result<Vec<Grant>, DirectoryError>) {
         if self.answered.len() == REMEMBERED_GRANTS {
             self.answered.pop_front();
         }
-        self.answered.push_back((request, grants.to_vec()));
+        self.answered.push_back((request, answer));
     }
 
     pub(crate) fn pin_count(&self) -> u64 {

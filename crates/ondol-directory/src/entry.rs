@@ -1,11 +1,12 @@
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ondol_catalog::EntryId;
+use ondol_memory::StoredObject;
 use ondol_plugin::Key;
 use ondol_protocol::Hit;
 use ondol_shm::{ClientId, HoldCount, Location, ObjectMeta};
 
-/// One visible object, or one that was removed while readers held it.
+/// One visible object, one that waits to be, or one that was removed while readers held it.
 ///
 /// Leases and pins are only added under the lock of the object's shard, while the object is visible; who removes
 /// the object holds that lock exclusively, so a count of zero seen there stays zero.
@@ -20,28 +21,30 @@ pub(crate) struct Entry {
     leases: HoldCount,
     pins: AtomicU32,
     last_use: AtomicU64,
+    /// Whether its bytes have yet to be compared with its checksum.
+    unverified: AtomicBool,
 }
 
 impl Entry {
     pub(crate) fn new(
         id: EntryId,
         key: Key,
-        location: Location,
-        meta: ObjectMeta,
+        object: StoredObject,
         stride: u64,
-        owner: ClientId,
         now: u64,
+        unverified: bool,
     ) -> Self {
         Self {
             id,
             key,
-            location,
-            meta,
+            location: object.location,
+            meta: object.meta,
             stride,
-            owner,
+            owner: object.client,
             leases: HoldCount::new(),
             pins: AtomicU32::new(0),
             last_use: AtomicU64::new(now),
+            unverified: AtomicBool::new(unverified),
         }
     }
 
@@ -49,6 +52,14 @@ impl Entry {
         Hit {
             location: self.location,
             meta: self.meta,
+        }
+    }
+
+    pub(crate) fn stored(&self) -> StoredObject {
+        StoredObject {
+            location: self.location,
+            meta: self.meta,
+            client: self.owner,
         }
     }
 
@@ -87,5 +98,13 @@ impl Entry {
 
     pub(crate) fn last_use(&self) -> u64 {
         self.last_use.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_unverified(&self) -> bool {
+        self.unverified.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_verified(&self) {
+        self.unverified.store(false, Ordering::Relaxed);
     }
 }

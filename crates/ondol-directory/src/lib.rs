@@ -4,12 +4,18 @@
 //! by one writer at a time, is recorded in the journal first, and then applied.
 //!
 //! # Order
-//! A commit is recorded, then visible. A removal is recorded, then invisible; the page is reused only when no
-//! lease on it is left, which is asked after the removal: a reader that came first is seen, one that comes later
-//! does not find the object.
+//! A change is recorded and applied under the writer's lock; before anybody is told of it, it is durable, which is
+//! waited for without that lock. A commit is recorded, durable, visible, answered. A removal is recorded, invisible,
+//! durable, answered; the page is reused only when no lease on it is left, which is asked after the removal: a reader
+//! that came first is seen, one that comes later does not find the object. An eviction is not answered to anybody: its
+//! record is durable before the grant is answered that hands out the page, which is as early as anything depends on it.
+//!
+//! If something cannot be made durable now, whoever waits for it is told that its outcome is not settled; it stays
+//! recorded, what is committed stays invisible, and the next success settles both.
 //!
 //! # Locks
-//! `state` (the writer) before `clients` before a client's ledger; a shard's lock is taken last and held for one key.
+//! `state` (the writer) before `clients` before a client's ledger or book; a shard's lock is taken last and held for
+//! one key. The journal is waited for without any of them.
 
 #![forbid(unsafe_code)]
 
@@ -17,10 +23,15 @@ mod client;
 mod directory;
 mod entry;
 mod metrics;
+mod pages;
 mod policy;
+mod recover;
 mod room;
 mod shards;
 mod state;
+mod verify;
 
-pub use client::Reclaimed;
-pub use directory::{Directory, DirectoryError};
+pub use client::{AdoptedClient, Newcomer, Reclaimed};
+pub use directory::{AttachError, Directory, DirectoryError};
+pub use recover::{LastRun, RecoverError, Recovery};
+pub use verify::Verifier;

@@ -18,6 +18,13 @@ ondol_catalog::counters! {
         reclaimed_leases RECLAIMED_LEASES "ondol_reclaimed_leases_total" "Leases taken back from dead clients.";
         reclaimed_pins RECLAIMED_PINS "ondol_reclaimed_pins_total" "Pins taken back from clients that died or left.";
         reclaimed_grants RECLAIMED_GRANTS "ondol_reclaimed_grants_total" "Granted pages taken back from dead clients.";
+        recovered_objects RECOVERED_OBJECTS "ondol_recovered_objects_total" "Objects of the last run that were found again.";
+        demand_loads DEMAND_LOADS "ondol_demand_loads_total" "Objects of the last run that were asked for before their turn to be loaded.";
+        verified_objects VERIFIED_OBJECTS "ondol_verified_objects_total" "Objects of the last run whose bytes fit their checksum when they were first asked for.";
+        lost_objects LOST_OBJECTS "ondol_lost_objects_total" "Objects removed because their bytes are gone or do not fit their checksum.";
+        adopted_clients ADOPTED_CLIENTS "ondol_adopted_clients_total" "Clients of the last run that were not proven dead, so that what they hold was kept.";
+        resumed_clients RESUMED_CLIENTS "ondol_resumed_clients_total" "Clients of the last run that came back.";
+        unmatched_leases UNMATCHED_LEASES "ondol_unmatched_leases_total" "Leases of the last run on objects that were gone; they had ended.";
         dead_clients DEAD_CLIENTS "ondol_dead_clients_total" "Clients that died without leaving.";
     }
 }

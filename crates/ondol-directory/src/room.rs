@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ondol_memory::{Change, JournalError, REGION_ALIGNMENT, Region, RemoveReason};
 use ondol_plugin::RegionId;
 use ondol_protocol::Breakdown;
-use ondol_shm::BackingId;
+use ondol_shm::{BackingId, PageId};
 
 use crate::entry::Entry;
 use crate::metrics::Counters;
@@ -23,6 +23,8 @@ use crate::state::{Removal, State};
 pub(crate) enum NoRoom {
     Full(Breakdown),
     Journal(JournalError),
+    /// Objects of the last run have yet to be loaded, so that the coldest of them is not known.
+    Loading,
 }
 
 impl From<JournalError> for NoRoom {
@@ -66,6 +68,9 @@ impl State {
         while !self.carve(stride)? {
             if self.dissolve_idle(counters, stride)? {
                 continue;
+            }
+            if shards.is_loading() {
+                return Err(NoRoom::Loading);
             }
             let victim = self.victim(stride);
             let pages_per_region = self
@@ -172,7 +177,7 @@ impl State {
             if left == 0 {
                 break;
             }
-            if let Some(entry) = self.at_page.get(&ondol_shm::PageId { region: id, index }) {
+            if let Some(entry) = self.pages.get(PageId { region: id, index }) {
                 if entry.is_held() {
                     return None;
                 }
@@ -180,7 +185,8 @@ impl State {
                 left -= 1;
             }
         }
-        Some(last_use)
+        // What is left waits to be durable.
+        (left == 0).then_some(last_use)
     }
 
     /// The coldest run of drainable regions of other page sizes that is long enough for a page of `stride` bytes.
@@ -263,11 +269,7 @@ impl State {
         for &region in &drain.regions {
             let pages = self.pool.region(region).map_or(0, Region::page_count);
             for index in 0..pages {
-                let Some(entry) = self
-                    .at_page
-                    .get(&ondol_shm::PageId { region, index })
-                    .cloned()
-                else {
+                let Some(entry) = self.pages.get(PageId { region, index }).cloned() else {
                     continue;
                 };
                 if self.remove(shards, &entry, RemoveReason::Drained, false)? == Removal::Kept {
@@ -313,6 +315,9 @@ impl State {
                 breakdown.pinned += stride;
             }
         }
+        // An object that waits to be durable is its writer's still.
+        let pending = self.pending.values().filter(|entry| entry.stride == stride);
+        breakdown.granted += pending.count() as u64 * stride;
         breakdown.leased += self
             .retired
             .iter()

@@ -1,14 +1,18 @@
 //! What one writer at a time may change.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use ondol_catalog::{EntryId, EvictionPolicy, Policy};
-use ondol_memory::{Change, Journal, JournalError, Pool, RemoveReason};
+use foldhash::fast::RandomState;
+use hashlink::LinkedHashMap;
+use ondol_catalog::{EntryId, EvictionPolicy, Policy, failpoint};
+use ondol_memory::{Change, Journal, JournalError, Pool, Position, RemoveReason, StoredObject};
 use ondol_plugin::Key;
-use ondol_shm::{ClientId, Location, ObjectMeta, PageId};
+use ondol_shm::ClientId;
 
 use crate::entry::Entry;
+use crate::metrics::Counters;
+use crate::pages::Pages;
 use crate::shards::Shards;
 
 /// Objects and bytes that a client stored and that are still there.
@@ -30,12 +34,23 @@ pub(crate) enum Removal {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) pool: Pool,
-    journal: Box<dyn Journal>,
+    pub(crate) journal: Arc<dyn Journal>,
     policy: &'static Policy,
     /// One instance for each page size.
     pub(crate) policies: HashMap<u64, Box<dyn EvictionPolicy>>,
-    pub(crate) objects: HashMap<EntryId, Arc<Entry>>,
-    pub(crate) at_page: HashMap<PageId, Arc<Entry>>,
+    /// Visible objects, as policies know them.
+    pub(crate) objects: HashMap<EntryId, Arc<Entry>, RandomState>,
+    pub(crate) pages: Pages,
+    /// Objects that were recorded and wait to be durable; they can be neither found nor evicted.
+    pub(crate) pending: HashMap<Key, Arc<Entry>, RandomState>,
+    /// The same in the order of their records, with the end of each record.
+    unpublished: VecDeque<(Position, Arc<Entry>)>,
+    /// Objects of the last run that have not become entries yet, in the order of their commits.
+    pub(crate) unloaded: LinkedHashMap<Key, StoredObject, RandomState>,
+    /// Objects that policies hear of once all of the last run are loaded, with their first use.
+    deferred: Vec<(u64, u64, EntryId)>,
+    /// Whether objects of the last run are to be compared with their checksums.
+    pub(crate) verify: bool,
     /// Removed objects that readers still hold.
     pub(crate) retired: Vec<Arc<Entry>>,
     pub(crate) usage: HashMap<ClientId, Usage>,
@@ -45,14 +60,19 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(pool: Pool, journal: Box<dyn Journal>, policy: &'static Policy) -> Self {
+    pub(crate) fn new(pool: Pool, journal: Arc<dyn Journal>, policy: &'static Policy) -> Self {
         Self {
             pool,
             journal,
             policy,
             policies: HashMap::new(),
-            objects: HashMap::new(),
-            at_page: HashMap::new(),
+            objects: HashMap::default(),
+            pages: Pages::default(),
+            pending: HashMap::default(),
+            unpublished: VecDeque::new(),
+            unloaded: LinkedHashMap::default(),
+            deferred: Vec::new(),
+            verify: false,
             retired: Vec::new(),
             usage: HashMap::new(),
             hunger: HashMap::new(),
@@ -69,6 +89,9 @@ impl State {
         if let Err(error) = self.pool.apply(change) {
             unreachable!("a checked change did not fit: {error}");
         }
+        if let Change::Dissolve { region } = change {
+            self.pages.dissolve(*region);
+        }
         Ok(())
     }
 
@@ -76,53 +99,135 @@ impl State {
         self.policy.name
     }
 
-    /// Makes an object visible; its page is granted to `client` and the key is not in use.
-    pub(crate) fn insert(
+    /// Records an object, which becomes visible by [`publish`](Self::publish); its page is granted to its client and
+    /// the key is not in use.
+    pub(crate) fn commit(
         &mut self,
-        shards: &Shards,
-        client: ClientId,
         key: &Key,
-        location: Location,
-        meta: ObjectMeta,
+        object: StoredObject,
         now: u64,
     ) -> Result<(), JournalError> {
         self.change(&Change::Commit {
             key: key.clone(),
-            location,
-            meta,
-            client,
+            location: object.location,
+            meta: object.meta,
+            client: object.client,
         })?;
-        let stride = self
-            .pool
-            .region(location.page.region)
-            .map_or(0, |region| region.stride());
+        let entry = self.entry(key.clone(), object, now, false);
+        let end = self.journal.position();
+        self.pending.insert(key.clone(), Arc::clone(&entry));
+        self.unpublished.push_back((end, entry));
+        Ok(())
+    }
+
+    /// Makes visible what is durable up to this place.
+    pub(crate) fn publish(&mut self, shards: &Shards, counters: &Counters, durable: Position) {
+        while let Some((_, entry)) = self.unpublished.pop_front_if(|(end, _)| *end <= durable) {
+            self.pending.remove(&entry.key);
+            counters.commits.increment();
+            counters.committed_bytes.add(entry.location.len);
+            let usage = self.usage.entry(entry.owner).or_default();
+            usage.objects += 1;
+            usage.bytes += entry.location.len;
+            let now = entry.last_use();
+            self.show(shards, entry, shards.is_loading().then_some(now));
+        }
+    }
+
+    fn entry(&mut self, key: Key, object: StoredObject, now: u64, unverified: bool) -> Arc<Entry> {
+        let region = self.pool.region(object.location.page.region);
+        let stride = region.map_or(0, |region| region.stride());
         let id = self.next_entry;
         self.next_entry += 1;
-        let entry = Arc::new(Entry::new(
-            id,
-            key.clone(),
-            location,
-            meta,
-            stride,
-            client,
-            now,
-        ));
-        self.objects.insert(id, Arc::clone(&entry));
-        self.at_page.insert(location.page, Arc::clone(&entry));
+        Arc::new(Entry::new(id, key, object, stride, now, unverified))
+    }
+
+    /// Makes an entry visible; its policy hears of it at once, or as used at `deferred`.
+    fn show(&mut self, shards: &Shards, entry: Arc<Entry>, deferred: Option<u64>) {
+        match deferred {
+            Some(now) => self.deferred.push((now, entry.stride, entry.id)),
+            None => self.policy_of(entry.stride).inserted(entry.id),
+        }
+        self.objects.insert(entry.id, Arc::clone(&entry));
+        self.pages.insert(Arc::clone(&entry));
+        shards.insert(entry);
+    }
+
+    fn policy_of(&mut self, stride: u64) -> &mut Box<dyn EvictionPolicy> {
         let build = self.policy.build;
-        self.policies
-            .entry(stride)
-            .or_insert_with(build)
-            .inserted(id);
-        let usage = self.usage.entry(client).or_default();
-        usage.objects += 1;
-        usage.bytes += location.len;
-        shards.of(key).write().insert(key.clone(), entry);
-        Ok(())
+        self.policies.entry(stride).or_insert_with(build)
+    }
+
+    /// The object of this name, loaded if it was not.
+    pub(crate) fn find(
+        &mut self,
+        shards: &Shards,
+        counters: &Counters,
+        key: &Key,
+        now: u64,
+    ) -> Option<Arc<Entry>> {
+        if let Some(entry) = shards.get(key) {
+            return Some(entry);
+        }
+        let (key, object) = self.unloaded.remove_entry(key)?;
+        counters.demand_loads.increment();
+        let entry = self.revive(key, object, now);
+        self.show(shards, Arc::clone(&entry), Some(now));
+        Some(entry)
+    }
+
+    /// Loads at most `count` objects of the last run, those that were committed first first.
+    pub(crate) fn load(&mut self, shards: &Shards, count: usize) {
+        for _ in 0..count {
+            let Some((key, object)) = self.unloaded.pop_front() else {
+                break;
+            };
+            // Their order is all that is known of their uses. The clock begins behind the last of them.
+            let now = self.next_entry;
+            let entry = self.revive(key, object, now);
+            self.show(shards, entry, None);
+        }
+    }
+
+    fn revive(&mut self, key: Key, object: StoredObject, now: u64) -> Arc<Entry> {
+        let unverified = self.verify && object.meta.checksum.is_some();
+        self.entry(key, object, now, unverified)
+    }
+
+    /// The entry of an object of the last run that was removed and whose page is captive.
+    pub(crate) fn retire(&mut self, key: Key, object: StoredObject) -> Arc<Entry> {
+        self.entry(key, object, 0, false)
+    }
+
+    /// Tells the policies what happened while objects of the last run were loaded: all of it came later than those.
+    pub(crate) fn finish_loading(&mut self, shards: &Shards) {
+        let inserted = std::mem::take(&mut self.deferred).into_iter();
+        let read = shards.take_reads().into_iter();
+        let mut uses: Vec<_> = inserted
+            .map(|(now, stride, id)| (now, false, stride, id))
+            .chain(read.map(|(now, stride, id)| (now, true, stride, id)))
+            .collect();
+        uses.sort_unstable();
+        for (_, read, stride, id) in uses {
+            if !self.objects.contains_key(&id) {
+                continue;
+            }
+            let policy = self.policy_of(stride);
+            if read {
+                policy.accessed(id);
+            } else {
+                policy.inserted(id);
+            }
+        }
+        shards.set_loading(false);
     }
 
     /// Removes a visible object. One that is pinned is kept, one that is leased is kept too unless `leased` is
     /// allowed: then its page stays captive until the last lease has ended.
+    ///
+    /// The object is gone for readers before the record is durable. That is sound, since nothing depends on it yet: if
+    /// the process ends before, the next one finds the object with its bytes untouched. Its page is handed out again
+    /// only by a grant, and a grant is answered after everything before it is durable, this removal among it.
     pub(crate) fn remove(
         &mut self,
         shards: &Shards,
@@ -131,23 +236,21 @@ impl State {
         leased: bool,
     ) -> Result<Removal, JournalError> {
         {
-            let mut objects = shards.of(&entry.key).write();
-            let is_visible = objects
-                .get(&entry.key)
-                .is_some_and(|visible| Arc::ptr_eq(visible, entry));
-            if !is_visible || entry.pins() > 0 || (entry.leases() > 0 && !leased) {
+            let mut shard = shards.lock(&entry.key);
+            if !shard.holds(entry) || entry.pins() > 0 || (entry.leases() > 0 && !leased) {
                 return Ok(Removal::Kept);
             }
-            let change = Change::Remove {
+            self.change(&Change::Remove {
                 key: entry.key.clone(),
                 location: entry.location,
                 reason,
-            };
-            self.change(&change)?;
-            objects.remove(&entry.key);
+            })?;
+            failpoint!("evict.recorded");
+            shard.remove(entry);
         }
+        failpoint!("evict.unindexed");
         self.objects.remove(&entry.id);
-        self.at_page.remove(&entry.location.page);
+        self.pages.remove(entry.location.page);
         if let Some(policy) = self.policies.get_mut(&entry.stride) {
             policy.removed(entry.id);
         }
@@ -168,6 +271,7 @@ impl State {
             tracing::warn!(%error, page = %entry.location.page, "the page of a removed object stays captive for now");
             self.retired.push(Arc::clone(entry));
         }
+        failpoint!("evict.released");
         Ok(Removal::Removed)
     }
 

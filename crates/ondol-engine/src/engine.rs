@@ -1,87 +1,20 @@
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
-use ondol_directory::{Directory, DirectoryError, Reclaimed};
-use ondol_memory::{
-    Arena, Backing, Device, DeviceEnv, DeviceError, DeviceUri, Journal, NoJournal, OpenOptions,
-    Pool, REGION_ALIGNMENT,
-};
-use ondol_protocol::{ClientId, ClientInfo, ControlError, EngineStats};
-use ondol_shm::{HandleSecret, Process, create_lease_table};
-use parking_lot::Mutex;
+use ondol_catalog::failpoint;
+use ondol_directory::{AttachError, Directory, DirectoryError, Newcomer, Reclaimed};
+use ondol_memory::{Backing, Device, Durability, LogStats};
+use ondol_protocol::{ClientId, ClientInfo, Commit, ControlError, EngineStats};
+use ondol_shm::{ForkGuard, HandleSecret, Process, ProcessIdentity, create_lease_table};
+use parking_lot::{Mutex, RwLock};
 
 use crate::Session;
-
-/// How an engine is built.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct EngineConfig {
-    /// The memory devices of the pool, in the order in which they fill.
-    pub devices: Vec<DeviceUri>,
-    /// Where devices look for the system's files.
-    pub device_env: DeviceEnv,
-    /// How devices are opened.
-    pub device_options: OpenOptions,
-    /// Name of the eviction policy.
-    pub policy: String,
-    /// Length of a region in bytes; by default it follows from the size of the pool.
-    pub region_bytes: Option<u64>,
-    /// Bytes of pages that one client may hold granted at once; by default a quarter of the pool.
-    pub share_limit: Option<u64>,
-    /// The secret that signs region handles; by default a fresh one.
-    pub secret: Option<HandleSecret>,
-    /// What records every change of state.
-    pub journal: Box<dyn Journal>,
-}
-
-impl EngineConfig {
-    /// The defaults over these devices.
-    pub fn new(devices: impl IntoIterator<Item = DeviceUri>) -> Self {
-        Self {
-            devices: devices.into_iter().collect(),
-            device_env: DeviceEnv::default(),
-            device_options: OpenOptions::default(),
-            policy: "lru".to_owned(),
-            region_bytes: None,
-            share_limit: None,
-            secret: None,
-            journal: Box::new(NoJournal),
-        }
-    }
-}
-
-/// Why an engine cannot be built.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EngineError {
-    /// A memory device cannot be opened.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// No memory device was given.
-    #[error("no memory device is configured; expected at least one, such as `shm:ondol?size=2GiB`")]
-    NoDevice,
-    /// The devices hold no region.
-    #[error(
-        "the pool has {found} usable bytes; expected at least {REGION_ALIGNMENT} in one piece: give it a larger size"
-    )]
-    TooSmall {
-        /// Usable bytes found.
-        found: u64,
-    },
-    /// There is no such policy.
-    #[error("eviction policy is {found:?}; expected one of: {known}")]
-    UnknownPolicy {
-        /// The name found.
-        found: String,
-        /// The names that exist.
-        known: String,
-    },
-    /// The system has no randomness to give.
-    #[error("no random bytes: {0}")]
-    Random(#[from] getrandom::Error),
-}
+use crate::config::{EngineConfig, EngineError};
+use crate::start::{self, Adopted, Kept, Parts, RestartReport};
 
 /// What the engine knows of a client besides what the directory keeps.
 #[derive(Debug)]
@@ -92,25 +25,42 @@ struct Attached {
     is_dead: bool,
 }
 
+/// The thread that loads the objects of the last run.
+#[derive(Debug)]
+struct Loader {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
 /// Memory, pool and directory of one server, or of one process that embeds them.
 #[derive(Debug)]
 pub struct Engine {
-    directory: Directory,
+    directory: Arc<Directory>,
     secret: HandleSecret,
     incarnation: u64,
     share_limit: u64,
     max_page_bytes: u64,
-    next_client: AtomicU64,
+    /// The name of the next client; locked while one is let in, as names are recorded in their order.
+    next_client: Mutex<u64>,
     clients: Mutex<BTreeMap<ClientId, Attached>>,
+    adopted: Mutex<Vec<Adopted>>,
+    restart: RestartReport,
+    kept: Option<Kept>,
+    /// Whether the engine is closed; held by those who commit, so that closing waits for them.
+    closed: RwLock<bool>,
+    loader: Mutex<Option<Loader>>,
+    home: ForkGuard,
     // Last, so that the devices' locks outlive everything that uses their bytes.
-    devices: Vec<Device>,
+    devices: Arc<[Device]>,
 }
 
 impl Engine {
-    /// Opens the devices and builds an empty pool and directory over them.
+    /// Opens the devices and builds pool and directory over them: an empty pool, or the one of the last run where
+    /// [`EngineConfig::persistence`] says where it is kept.
     ///
     /// # Errors
-    /// [`EngineError`]; then no file is left behind.
+    /// [`EngineError`]; then no new file is left behind, and what an earlier run left is as it was, unless it was to be
+    /// given up.
     pub fn open(config: EngineConfig) -> Result<Arc<Self>, EngineError> {
         let policy =
             ondol_catalog::policy(&config.policy).ok_or_else(|| EngineError::UnknownPolicy {
@@ -124,80 +74,143 @@ impl Engine {
         if config.devices.is_empty() {
             return Err(EngineError::NoDevice);
         }
-        let secret = match config.secret {
-            Some(secret) => secret,
+        let secret = match &config.secret {
+            Some(secret) => secret.clone(),
             None => HandleSecret::generate()?,
         };
         let mut incarnation = [0; 8];
         getrandom::fill(&mut incarnation)?;
-
-        let mut devices = Vec::with_capacity(config.devices.len());
-        for uri in &config.devices {
-            match Device::open(uri, &config.device_env, &config.device_options) {
-                Ok(device) => devices.push(device),
-                Err(error) => {
-                    discard(&devices);
-                    return Err(error.into());
-                }
-            }
+        let started = Instant::now();
+        let Parts {
+            directory,
+            devices,
+            kept,
+            adopted,
+            next_client,
+            restart,
+        } = match &config.persistence {
+            None => start::start_volatile(&config, policy)?,
+            Some(persistence) => start::start_kept(&config, policy, persistence)?,
+        };
+        if kept.is_some() && !restart.warm {
+            tracing::info!(why = restart.why, "cold start: the pool is empty");
         }
-        let arenas = devices.iter().flat_map(|device| {
-            let (alignment, whole) = (device.alignment(), device.whole_backing_regions());
-            device.backings().iter().map(move |backing| Arena {
-                usable: backing.usable(),
-                alignment,
-                whole,
-            })
+        let (total, largest) = directory.with_pool(|pool| {
+            let extents = pool.extents();
+            (extents.total_bytes(), extents.largest_arena())
         });
-        let pool = Pool::new(arenas, config.region_bytes);
-        let (total, largest) = (pool.extents().total_bytes(), pool.extents().largest_arena());
-        if largest == 0 {
-            discard(&devices);
-            return Err(EngineError::TooSmall {
-                found: devices.iter().map(Device::capacity).sum(),
-            });
-        }
+        let directory = Arc::new(directory);
+        let loader = load_in_background(&directory, &restart, started)?;
+        let clients = adopted.iter().map(|client| {
+            let attached = Attached {
+                pid: client.process.as_ref().map_or(0, Process::pid),
+                is_dead: false,
+            };
+            (client.id, attached)
+        });
         Ok(Arc::new(Self {
-            directory: Directory::new(pool, config.journal, policy),
+            directory,
             secret,
             incarnation: u64::from_le_bytes(incarnation),
             share_limit: config.share_limit.unwrap_or(total / 4),
             max_page_bytes: largest,
-            next_client: AtomicU64::new(1),
-            clients: Mutex::default(),
+            next_client: Mutex::new(next_client),
+            clients: Mutex::new(clients.collect()),
+            adopted: Mutex::new(adopted),
+            restart,
+            kept,
+            closed: RwLock::new(false),
+            loader: Mutex::new(loader),
+            home: ForkGuard::new(),
             devices,
         }))
     }
 
-    /// Lets a client in. `process` is the process it lives in, or `None` for this one.
+    /// Lets a client in that knows itself by the random number `instance`. `process` is the process it lives in, or
+    /// `None` for this one.
     ///
     /// # Errors
-    /// [`ControlError::Failed`] if the system has no memory or descriptor left for the client's lease table.
+    /// [`ControlError::Failed`] if the system has no memory or descriptor left for the client's lease table, or the
+    /// client cannot be recorded.
     pub fn attach(
         self: &Arc<Self>,
         process: Option<&Process>,
+        instance: [u8; 16],
     ) -> Result<Arc<Session>, ControlError> {
         self.forget_departed();
-        let failed = |error: String| {
-            ControlError::Failed(format!("no lease table for a new client: {error}"))
+        let failed =
+            |error: String| ControlError::Failed(format!("no place for a new client: {error}"));
+        let identity = match (process, &self.kept) {
+            (Some(process), _) => process.identity(),
+            (None, None) => ProcessIdentity::default(),
+            (None, Some(_)) => Process::current()
+                .map_err(|error| failed(error.to_string()))?
+                .identity(),
         };
-        let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
+        let mut next = self.next_client.lock();
+        let id = ClientId(*next);
         let lease_table = create_lease_table().map_err(|error| failed(error.to_string()))?;
-        self.directory
-            .attach(id, lease_table.as_fd())
-            .map_err(|error| failed(error.to_string()))?;
+        let books = self.kept.as_ref().map(|kept| &kept.books);
+        let book = books.map(|books| books.create(id)).transpose();
+        let book = book.map_err(|error| failed(format!("no lease book: {error}")))?;
+        failpoint!("attach.book_made");
+        *next += 1;
+        let who = Newcomer {
+            process: identity,
+            instance,
+        };
         let attached = Attached {
             pid: process.map_or(0, Process::pid),
             is_dead: false,
         };
         self.clients.lock().insert(id, attached);
+        if let Err(error) = self.directory.attach(id, who, lease_table.as_fd(), book) {
+            // What was recorded of it is taken back, now or later.
+            drop(next);
+            self.client_died(id);
+            return Err(failed(error.to_string()));
+        }
+        drop(next);
+        Ok(self.session(id, lease_table))
+    }
+
+    fn session(self: &Arc<Self>, id: ClientId, lease_table: OwnedFd) -> Arc<Session> {
         let info = ClientInfo {
             id,
             share_limit: self.share_limit,
             max_page_bytes: self.max_page_bytes,
             incarnation: self.incarnation,
         };
-        Ok(Arc::new(Session::new(Arc::clone(self), info, lease_table)))
+        Arc::new(Session::new(Arc::clone(self), info, lease_table))
+    }
+
+    /// The clients of the last run that are not proven dead, to be watched and expected back; given once. They keep
+    /// what they held until [`resume`](Self::resume) or [`client_died`](Self::client_died).
+    pub fn take_adopted(&self) -> Vec<Adopted> {
+        std::mem::take(&mut self.adopted.lock())
+    }
+
+    /// Lets a client of the last run come back with the lease table that it had. Whether it is that client is for the
+    /// caller to say, by its instance.
+    ///
+    /// # Errors
+    /// [`ControlError::UnknownClient`] if no client of that name is expected, [`ControlError::Refused`] if that is no
+    /// lease table.
+    pub fn resume(
+        self: &Arc<Self>,
+        client: ClientId,
+        lease_table: OwnedFd,
+    ) -> Result<Arc<Session>, ControlError> {
+        match self.directory.resume(client, lease_table.as_fd()) {
+            Ok(()) => {
+                tracing::info!(%client, "a client of the last run came back");
+                Ok(self.session(client, lease_table))
+            }
+            Err(AttachError::Unknown) => Err(ControlError::UnknownClient(format!(
+                "no client {client} is expected back; what it held is gone"
+            ))),
+            Err(error) => Err(ControlError::Refused(error.to_string())),
+        }
     }
 
     /// Takes back everything that a dead client held; `None` if the client is not known (any more). What the journal
@@ -206,12 +219,18 @@ impl Engine {
         self.clients.lock().get_mut(&client)?.is_dead = true;
         match self.directory.detach(client) {
             Ok(reclaimed) => {
-                tracing::debug!(%client, ?reclaimed, "reclaimed what a dead client held");
-                self.clients.lock().remove(&client);
+                tracing::info!(
+                    %client,
+                    leases = reclaimed.leases,
+                    pins = reclaimed.pins,
+                    grants = reclaimed.grants,
+                    "took back what a client held whose process ended"
+                );
+                self.forget(client);
                 Some(reclaimed)
             }
             Err(DirectoryError::UnknownClient) => {
-                self.clients.lock().remove(&client);
+                self.forget(client);
                 None
             }
             Err(error) => {
@@ -236,14 +255,55 @@ impl Engine {
                     Err(DirectoryError::Journal(_))
                 )
             {
-                self.clients.lock().remove(&client);
+                self.forget(client);
             }
+        }
+    }
+
+    fn forget(&self, client: ClientId) {
+        self.clients.lock().remove(&client);
+        // A book may go once the next server is sure not to look for it; else it sweeps it.
+        if let Some(kept) = &self.kept
+            && self.directory.make_durable().is_ok()
+        {
+            kept.books.remove(client);
         }
     }
 
     /// Names this start of the engine.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// What this engine began with.
+    pub fn restart(&self) -> &RestartReport {
+        &self.restart
+    }
+
+    /// Whether every object of the last run is loaded. Requests are served before.
+    pub fn is_loaded(&self) -> bool {
+        self.directory.is_loaded()
+    }
+
+    /// Whether what is asked for can be recorded.
+    ///
+    /// # Errors
+    /// Why not, in words. Reads are served nevertheless.
+    pub fn health(&self) -> Result<(), String> {
+        if self.closed.try_read().is_none_or(|closed| *closed) {
+            return Err("the engine is closed".to_owned());
+        }
+        let stats = self.log_stats();
+        stats
+            .and_then(|stats| stats.last_error)
+            .map_or(Ok(()), |error| {
+                Err(format!("the log does not work: {error}"))
+            })
+    }
+
+    /// How the log fares; nothing if the state is not kept.
+    pub fn log_stats(&self) -> Option<LogStats> {
+        self.kept.as_ref().map(|kept| kept.log.stats())
     }
 
     /// Figures of the whole engine.
@@ -264,12 +324,95 @@ impl Engine {
         stats
     }
 
+    /// Stops for good: makes objects and log durable and marks that this was a clean stop. Changes are refused from then
+    /// on, so clients keep what they hold for the next engine; call it while their sessions are still there. Closing
+    /// again does nothing.
+    ///
+    /// # Errors
+    /// [`EngineError`]; then the mark is missing, and everything that was acknowledged is kept as promised.
+    pub fn close(&self) -> Result<(), EngineError> {
+        // Waits for commits that are on their way; what comes later is refused.
+        let mut closed = self.closed.write();
+        if std::mem::replace(&mut *closed, true) {
+            return Ok(());
+        }
+        self.stop_loading();
+        let Some(kept) = &self.kept else {
+            return Ok(());
+        };
+        failpoint!("close.begun");
+        let lasting = self.devices.iter().filter(|device| !device.is_volatile());
+        let synced = lasting.map(Device::sync).collect::<Result<Vec<_>, _>>();
+        failpoint!("close.synced");
+        if let Err(error) = synced {
+            self.directory.make_durable()?;
+            return Err(error.into());
+        }
+        kept.log.close()?;
+        failpoint!("close.marked");
+        Ok(())
+    }
+
+    fn stop_loading(&self) {
+        if let Some(Loader { stop, thread }) = self.loader.lock().take() {
+            stop.store(true, Ordering::Relaxed);
+            if thread.join().is_err() {
+                tracing::error!("the thread that loads objects has panicked");
+            }
+        }
+    }
+
     /// Unlinks the files of the memory devices, for a pool that shall leave nothing behind.
     ///
     /// # Errors
     /// If the system refuses.
     pub fn remove_files(&self) -> Result<(), EngineError> {
         self.devices.iter().try_for_each(Device::remove_files)?;
+        Ok(())
+    }
+
+    /// Calls `commit` once the bytes of these objects are as durable as their records will be.
+    pub(crate) fn with_durable_bytes<T>(
+        &self,
+        commits: &[Commit],
+        commit: impl FnOnce() -> Result<T, ControlError>,
+    ) -> Result<T, ControlError> {
+        let closed = self.closed.read();
+        if *closed {
+            return Err(ControlError::Failed(
+                "the engine is being stopped".to_owned(),
+            ));
+        }
+        if self
+            .kept
+            .as_ref()
+            .is_some_and(|kept| kept.durability == Durability::Fsync)
+        {
+            self.sync(commits).map_err(|error| {
+                ControlError::Failed(format!("the objects' bytes are not durable: {error}"))
+            })?;
+            failpoint!("commit.bytes_synced");
+        }
+        commit()
+    }
+
+    /// Makes the bytes of these objects durable, once for each file.
+    fn sync(&self, commits: &[Commit]) -> std::io::Result<()> {
+        let mut files = self.directory.with_pool(|pool| {
+            let region = |commit: &Commit| pool.region(commit.location.page.region);
+            let regions = commits.iter().filter_map(region);
+            regions
+                .map(|region| region.extent().backing.0 as usize)
+                .collect::<Vec<_>>()
+        });
+        files.sort_unstable();
+        files.dedup();
+        let mut backings = self.backings().enumerate();
+        for wanted in files {
+            if let Some((_, file)) = backings.find(|(index, _)| *index == wanted) {
+                file.sync()?;
+            }
+        }
         Ok(())
     }
 
@@ -287,13 +430,44 @@ impl Engine {
     }
 }
 
-/// Leaves nothing behind of devices that were opened for an engine that is not to be.
-fn discard(devices: &[Device]) {
-    for device in devices {
-        if let Err(error) = device.remove_files() {
-            tracing::warn!(%error, device = %device.uri(), "files of the pool are left behind");
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // The thread is not there in a forked child.
+        if self.home.is_home() {
+            self.stop_loading();
         }
     }
+}
+
+fn load_in_background(
+    directory: &Arc<Directory>,
+    restart: &RestartReport,
+    started: Instant,
+) -> Result<Option<Loader>, EngineError> {
+    if !restart.warm {
+        return Ok(None);
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let (directory, asked) = (Arc::clone(directory), Arc::clone(&stop));
+    let (objects, why) = (restart.objects, restart.why.clone());
+    let load = move || {
+        while !asked.load(Ordering::Relaxed) {
+            if directory.load_some() {
+                let seconds = started.elapsed().as_secs_f64();
+                let rate = objects as f64 / seconds.max(1e-9);
+                tracing::info!(
+                    why,
+                    "warm start: {objects} objects in {seconds:.3} s ({rate:.0} objects/s)"
+                );
+                return;
+            }
+        }
+    };
+    let thread = thread::Builder::new()
+        .name("ondol-loader".to_owned())
+        .spawn(load)
+        .map_err(EngineError::Thread)?;
+    Ok(Some(Loader { stop, thread }))
 }
 
 #[cfg(test)]
@@ -352,7 +526,7 @@ mod tests {
 
         let engine =
             Engine::open(EngineConfig::new(["memfd:?size=2MiB".parse().unwrap()])).unwrap();
-        let session = engine.attach(None).unwrap();
+        let session = engine.attach(None, [0; 16]).unwrap();
         for keys in [Vec::new(), vec![Key::integer(1)]] {
             let leases = keys
                 .iter()

@@ -10,7 +10,7 @@
 //! use ondol_protocol::{ControlPlane, GrantRequest};
 //!
 //! let engine = Engine::open(EngineConfig::new(["memfd:?size=4MiB".parse()?]))?;
-//! let session = engine.attach(None)?;
+//! let session = engine.attach(None, [0; 16])?;
 //! let grants = session.grant(GrantRequest { request: 1, stride: 65_536, count: 1 })?;
 //! assert_eq!(grants.len(), 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -18,8 +18,15 @@
 
 #![forbid(unsafe_code)]
 
+mod books;
+mod config;
 mod engine;
+mod reader;
 mod session;
+mod start;
 
-pub use engine::{Engine, EngineConfig, EngineError};
+pub use config::{EngineConfig, EngineError, Persistence, Verify};
+pub use engine::Engine;
+pub use ondol_memory::Durability;
 pub use session::Session;
+pub use start::{Adopted, RestartReport};

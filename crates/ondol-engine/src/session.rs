@@ -51,12 +51,20 @@ impl Session {
             DirectoryError::UnknownClient => {
                 ControlError::Refused(format!("client {id} has left; connect again"))
             }
+            DirectoryError::LeaseNotBooked(reason) => ControlError::Failed(format!(
+                "a lease cannot be written down, so that a restart would forget it: {reason}"
+            )),
+            DirectoryError::Unverifiable(reason) => ControlError::Failed(format!(
+                "an object of the last run cannot be compared with its checksum: {reason}"
+            )),
             DirectoryError::BadLease(lease) => ControlError::Refused(format!(
                 "lease slot {} number {} is in use or out of range; the client's lease table is damaged",
                 lease.slot, lease.sequence
             )),
             DirectoryError::Malformed(reason) => ControlError::Refused(reason.to_owned()),
-            DirectoryError::Journal(error) => ControlError::Failed(error.to_string()),
+            DirectoryError::Journal(error) => ControlError::Failed(format!(
+                "{error}; it may be done or not, and may be asked again"
+            )),
             other => ControlError::Failed(format!("{other:?}")),
         }
     }
@@ -153,10 +161,12 @@ impl ControlPlane for Session {
     }
 
     fn commit(&self, commits: &[Commit]) -> Result<Vec<CommitOutcome>, ControlError> {
-        self.engine
-            .directory()
-            .commit(self.info.id, commits)
-            .map_err(self.explain(0))
+        self.engine.with_durable_bytes(commits, || {
+            let directory = self.engine.directory();
+            directory
+                .commit(self.info.id, commits)
+                .map_err(self.explain(0))
+        })
     }
 
     fn retrieve(&self, request: &Retrieve) -> Result<Retrieved, ControlError> {
@@ -218,7 +228,8 @@ impl Drop for Session {
         if !self.home.is_home() {
             return;
         }
-        // Leases that readers still hold outlive the session; the engine forgets the client when they have ended.
+        // Leases that readers still hold outlive the session; the engine forgets the client when they have ended. A
+        // closed engine keeps what its clients hold for the next one: its journal refuses this.
         let _ = self.leave();
         self.engine.forget_departed();
     }

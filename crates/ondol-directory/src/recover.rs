@@ -1,0 +1,426 @@
+//! A directory of what the last run left.
+//!
+//! Everything that has to be decided before the first request is decided here, on the plain [`Image`]: who is dead,
+//! whose leases still count, which bytes are gone. The objects become entries later, while requests are served.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use foldhash::fast::RandomState;
+use ondol_catalog::{Policy, failpoint};
+use ondol_memory::{
+    ApplyError, Change, ClientRecord, Image, Journal, JournalError, PageState, RemoveReason,
+    StoredObject,
+};
+use ondol_plugin::{Key, RegionId};
+use ondol_shm::{BackingId, BookedLease, ClientId, Grant, LeaseLedger, PageId};
+use parking_lot::{Mutex, RwLock};
+
+use crate::client::{AdoptedClient, Client, Newcomer, Pins, Reclaimed};
+use crate::directory::Directory;
+use crate::entry::Entry;
+use crate::metrics::Counters;
+use crate::shards::Shards;
+use crate::state::State;
+use crate::verify::Verifier;
+
+/// What is known of the last run besides its image.
+#[derive(Debug, Default)]
+pub struct LastRun {
+    /// Clients that are not proven dead. What the others held is taken back.
+    pub adopted: Vec<AdoptedClient>,
+    /// Backings whose bytes are gone.
+    pub lost: BTreeSet<BackingId>,
+    /// What compares objects with their checksums before they are served; without it they are taken as they are.
+    pub verifier: Option<Arc<dyn Verifier>>,
+}
+
+/// What a directory was recovered from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Objects that are there.
+    pub objects: u64,
+    /// Objects that were removed because their bytes are gone.
+    pub lost: u64,
+    /// Clients that are dead, with what was taken back from them.
+    pub dead: Vec<(ClientId, Reclaimed)>,
+    /// Leases of living clients that keep a page from reuse.
+    pub leases: u64,
+    /// Leases that had ended: their page holds something else by now.
+    pub unmatched: u64,
+}
+
+/// Why no directory can be made of an image.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecoverError {
+    /// The image contradicts itself.
+    #[error("the log does not describe a pool: {0}")]
+    Corrupt(String),
+    /// What changed at the restart could not be recorded.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+}
+
+impl From<ApplyError> for RecoverError {
+    fn from(error: ApplyError) -> Self {
+        Self::Corrupt(error.to_string())
+    }
+}
+
+impl Directory {
+    /// A directory of what the last run left. What has to change first is recorded in `journal` and durable when this
+    /// returns; nothing is served before. Objects are loaded when they are asked for, and by
+    /// [`load_some`](Self::load_some), to be called until all are.
+    ///
+    /// In the eyes of the policies objects were last used in the order in which they were committed; those that are
+    /// leased or pinned, or asked for while they are loaded, later than all others.
+    ///
+    /// # Errors
+    /// [`RecoverError`].
+    pub fn recover(
+        image: Image,
+        journal: Arc<dyn Journal>,
+        policy: &'static Policy,
+        last: LastRun,
+    ) -> Result<(Self, Recovery), RecoverError> {
+        let LastRun {
+            adopted,
+            lost,
+            verifier,
+        } = last;
+        let mut past = Past {
+            image,
+            journal: Arc::clone(&journal),
+            report: Recovery::default(),
+        };
+        let living: BTreeSet<_> = adopted.iter().map(|client| client.id).collect();
+        if let Some(unknown) = living
+            .iter()
+            .find(|client| !past.image.clients.contains_key(client))
+        {
+            return Err(RecoverError::Corrupt(format!(
+                "there is a lease book of client {unknown}, which it does not know"
+            )));
+        }
+        let leased: HashSet<PageId, RandomState> = adopted
+            .iter()
+            .flat_map(|client| client.leases.iter().map(|lease| lease.page))
+            .collect();
+        let names = past.check(&leased)?;
+        past.reclaim(&living)?;
+        failpoint!("recover.reclaimed");
+        past.lose(&lost)?;
+        past.release(&adopted)?;
+        failpoint!("recover.released");
+        journal.flush(journal.position())?;
+        failpoint!("recover.flushed");
+
+        let Past {
+            image, mut report, ..
+        } = past;
+        let directory = Self::of(
+            image,
+            journal,
+            policy,
+            verifier,
+            adopted,
+            &names,
+            &mut report,
+        );
+        Ok((directory, report))
+    }
+
+    fn of(
+        image: Image,
+        journal: Arc<dyn Journal>,
+        policy: &'static Policy,
+        verifier: Option<Arc<dyn Verifier>>,
+        adopted: Vec<AdoptedClient>,
+        names: &HashMap<PageId, Key, RandomState>,
+        report: &mut Recovery,
+    ) -> Self {
+        let Image {
+            pool,
+            objects,
+            removed,
+            mut clients,
+            ..
+        } = image;
+        let count = objects.len();
+        report.objects = count as u64;
+        let shards = Shards::with_capacity(count);
+        shards.set_loading(count > 0);
+        let counters = Counters::new();
+        counters.recovered_objects.add(count as u64);
+        counters.lost_objects.add(report.lost);
+        for (_, reclaimed) in &report.dead {
+            counters.dead_clients.increment();
+            counters.reclaimed_pins.add(reclaimed.pins);
+            counters.reclaimed_grants.add(reclaimed.grants);
+        }
+        let mut state = State::new(pool, Arc::clone(&journal), policy);
+        state.objects.reserve(count);
+        state.verify = verifier.is_some();
+        for object in objects.values() {
+            let usage = state.usage.entry(object.client).or_default();
+            usage.objects += 1;
+            usage.bytes += object.location.len;
+        }
+        state.unloaded = objects;
+        // Uses of this run are later than every place in the order of the commits.
+        let now = count as u64 + 1;
+
+        let retired: HashMap<PageId, Arc<Entry>> = removed
+            .into_iter()
+            .map(|(page, (key, object))| (page, state.retire(key, object)))
+            .collect();
+        let clients = adopted.into_iter().filter_map(|client| {
+            let AdoptedClient { id, book, leases } = client;
+            let ClientRecord {
+                process,
+                instance,
+                pins,
+            } = clients.remove(&id)?;
+            let mut held = Vec::with_capacity(leases.len());
+            for BookedLease {
+                lease,
+                page,
+                generation,
+            } in leases
+            {
+                let visible = names
+                    .get(&page)
+                    .and_then(|key| state.find(&shards, &counters, key, now));
+                let entry = visible.or_else(|| retired.get(&page).cloned());
+                match entry.filter(|entry| {
+                    entry.location.page == page && entry.location.generation == generation
+                }) {
+                    Some(entry) => {
+                        entry.lease();
+                        held.push((lease, entry));
+                        report.leases += 1;
+                    }
+                    None => report.unmatched += 1,
+                }
+            }
+            let mut pinned = Pins::new();
+            for (key, numbers) in pins {
+                if let Some(entry) = state.find(&shards, &counters, &key, now) {
+                    numbers.iter().for_each(|_| entry.pin());
+                    pinned.insert(key, (entry, numbers));
+                }
+            }
+            counters.adopted_clients.increment();
+            let who = Newcomer { process, instance };
+            let ledger = LeaseLedger::adopt(book, held);
+            Some((id, Arc::new(Client::adopted(id, who, ledger, pinned))))
+        });
+        let clients = clients.collect();
+        state.retired = retired.into_values().collect();
+        counters.unmatched_leases.add(report.unmatched);
+        Self {
+            shards,
+            clock: AtomicU64::new(now + 1),
+            state: Mutex::new(state),
+            clients: RwLock::new(clients),
+            counters,
+            journal,
+            verifier,
+        }
+    }
+
+    /// Compares what there is with an image: the first difference, in words. For tests of recovery.
+    #[doc(hidden)]
+    pub fn difference(&self, image: &Image) -> Option<String> {
+        let state = self.state.lock();
+        if state.pool != image.pool {
+            return Some(format!("pools: {:?}, image {:?}", state.pool, image.pool));
+        }
+        let entries = state.objects.values().chain(state.pending.values());
+        let entries = entries.map(|entry| (entry.key.clone(), entry.stored()));
+        let unloaded = state.unloaded.iter();
+        let objects: HashMap<Key, StoredObject> = entries
+            .chain(unloaded.map(|(key, object)| (key.clone(), *object)))
+            .collect();
+        let expected: HashMap<_, _> = image.objects.iter().map(|(k, o)| (k.clone(), *o)).collect();
+        if objects != expected {
+            return Some(format!("objects: {objects:?}, image {expected:?}"));
+        }
+        let retired = state.retired.iter();
+        let retired: HashMap<_, _> = retired
+            .map(|entry| (entry.location.page, (entry.key.clone(), entry.stored())))
+            .collect();
+        let expected: HashMap<_, _> = image.removed.clone().into_iter().collect();
+        if retired != expected {
+            return Some(format!("removed: {retired:?}, image {expected:?}"));
+        }
+        let clients = self.clients.read();
+        let clients = clients.iter().map(|(id, client)| (*id, client.record()));
+        let clients: HashMap<_, _> = clients.collect();
+        let expected: HashMap<_, _> = image.clients.clone().into_iter().collect();
+        (clients != expected).then(|| format!("clients: {clients:?}, image {expected:?}"))
+    }
+}
+
+/// The image, and the journal that hears of what is changed in it.
+struct Past {
+    image: Image,
+    journal: Arc<dyn Journal>,
+    report: Recovery,
+}
+
+impl Past {
+    fn change(&mut self, change: &Change) -> Result<(), RecoverError> {
+        self.journal.record(change)?;
+        Ok(self.image.apply(change)?)
+    }
+
+    /// Whether every object lies in a page that holds it and every page that holds one has one; the names of those in
+    /// `leased`.
+    fn check(
+        &self,
+        leased: &HashSet<PageId, RandomState>,
+    ) -> Result<HashMap<PageId, Key, RandomState>, RecoverError> {
+        let Image {
+            pool,
+            objects,
+            removed,
+            clients,
+            ..
+        } = &self.image;
+        let corrupt = |text: String| Err(RecoverError::Corrupt(text));
+        let mut names = HashMap::default();
+        let regions: HashMap<RegionId, _, RandomState> = pool.regions().collect();
+        for (key, object) in objects {
+            let page = object.location.page;
+            let fits = regions.get(&page.region).is_some_and(|region| {
+                object.location.len <= region.stride()
+                    && region.page(page.index)
+                        == Some((object.location.generation, PageState::Committed))
+            });
+            if !fits {
+                return corrupt(format!(
+                    "object {key} is said to lie at {:?}, which holds something else",
+                    object.location
+                ));
+            }
+            if !leased.is_empty() && leased.contains(&page) {
+                names.insert(page, key.clone());
+            }
+        }
+        for (page, (key, object)) in removed {
+            if object.location.page != *page || pool.state(*page) != Some(PageState::Retired) {
+                return corrupt(format!(
+                    "the removed object {key} does not hold page {page}"
+                ));
+            }
+        }
+        let (mut committed, mut retired) = (0, 0);
+        for region in regions.values() {
+            let in_use = region.page_count() - region.free_count() - region.granted_count();
+            committed += region.committed_count() as usize;
+            retired += (in_use - region.committed_count()) as usize;
+        }
+        if (committed, retired) != (objects.len(), removed.len()) {
+            return corrupt(format!(
+                "it names {} objects and {} removed ones, but {committed} and {retired} pages hold such",
+                objects.len(),
+                removed.len(),
+            ));
+        }
+        for (id, client) in clients {
+            if let Some(key) = client.pins.keys().find(|key| !objects.contains_key(*key)) {
+                return corrupt(format!("client {id} pins {key}, which is not there"));
+            }
+        }
+        Ok(names)
+    }
+
+    /// Takes back what the dead held.
+    fn reclaim(&mut self, living: &BTreeSet<ClientId>) -> Result<(), RecoverError> {
+        let dead = self.image.clients.iter();
+        let dead = dead.filter(|(client, _)| !living.contains(client));
+        let dead: Vec<_> = dead
+            .map(|(client, record)| (*client, record.pins.clone()))
+            .collect();
+        for (client, pins) in dead {
+            let mut reclaimed = Reclaimed::default();
+            for (key, numbers) in pins {
+                for pin in numbers {
+                    let key = key.clone();
+                    self.change(&Change::Unpin { key, client, pin })?;
+                    reclaimed.pins += 1;
+                }
+            }
+            for grant in self.image.pool.grants_of(client) {
+                self.change(&Change::Return { grant, client })?;
+                reclaimed.grants += 1;
+            }
+            self.change(&Change::Detach { client })?;
+            self.report.dead.push((client, reclaimed));
+        }
+        Ok(())
+    }
+
+    /// Removes the objects whose bytes are gone, and the regions that held them.
+    fn lose(&mut self, lost: &BTreeSet<BackingId>) -> Result<(), RecoverError> {
+        let regions = self.image.pool.regions();
+        let regions = regions.filter(|(_, region)| lost.contains(&region.extent().backing));
+        let regions: BTreeSet<_> = regions.map(|(id, _)| id).collect();
+        if regions.is_empty() {
+            return Ok(());
+        }
+        let objects = self.image.objects.iter();
+        let objects = objects.filter(|(_, object)| regions.contains(&object.location.page.region));
+        let objects: Vec<_> = objects
+            .map(|(key, object)| (key.clone(), object.location))
+            .collect();
+        for (key, location) in objects {
+            self.change(&Change::Remove {
+                key,
+                location,
+                reason: RemoveReason::Lost,
+            })?;
+            self.report.lost += 1;
+        }
+        let removed = self.image.removed.keys();
+        let removed: Vec<_> = removed
+            .filter(|page| regions.contains(&page.region))
+            .copied()
+            .collect();
+        for page in removed {
+            self.change(&Change::Release { page })?;
+        }
+        for region in regions {
+            self.change(&Change::Dissolve { region })?;
+        }
+        Ok(())
+    }
+
+    /// Frees the pages of removed objects that no living client reads.
+    fn release(&mut self, adopted: &[AdoptedClient]) -> Result<(), RecoverError> {
+        let leases = adopted.iter().flat_map(|client| &client.leases);
+        let leased: HashSet<_> = leases
+            .map(|lease| Grant {
+                page: lease.page,
+                generation: lease.generation,
+            })
+            .collect();
+        let removed = self.image.removed.iter();
+        let free: Vec<_> = removed
+            .filter(|(page, (_, object))| {
+                !leased.contains(&Grant {
+                    page: **page,
+                    generation: object.location.generation,
+                })
+            })
+            .map(|(page, _)| *page)
+            .collect();
+        for page in free {
+            self.change(&Change::Release { page })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+use std::path::PathBuf;
+
+use ondol_directory::RecoverError;
+use ondol_memory::{
+    DeviceEnv, DeviceError, DeviceUri, Durability, LogError, LogOptions, OpenOptions,
+    REGION_ALIGNMENT,
+};
+use ondol_shm::HandleSecret;
+
+/// How an engine is built.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct EngineConfig {
+    /// The memory devices of the pool, in the order in which they fill.
+    pub devices: Vec<DeviceUri>,
+    /// Where devices look for the system's files.
+    pub device_env: DeviceEnv,
+    /// How devices are opened; what concerns their predecessor is for the engine to say.
+    pub device_options: OpenOptions,
+    /// Name of the eviction policy.
+    pub policy: String,
+    /// Length of a region in bytes; by default it follows from the size of the pool.
+    pub region_bytes: Option<u64>,
+    /// Bytes of pages that one client may hold granted at once; by default a quarter of the pool.
+    pub share_limit: Option<u64>,
+    /// The secret that signs region handles; by default a fresh one. Handles stay valid over a restart if it is kept.
+    pub secret: Option<HandleSecret>,
+    /// Where the state is kept; by default it lasts as long as the engine.
+    pub persistence: Option<Persistence>,
+    /// Whether objects of the last run are checked before they are served.
+    pub verify: Verify,
+    /// The identity of this boot of the machine; by default the kernel says it.
+    pub boot_id: Option<String>,
+}
+
+impl EngineConfig {
+    /// The defaults over these devices.
+    pub fn new(devices: impl IntoIterator<Item = DeviceUri>) -> Self {
+        Self {
+            devices: devices.into_iter().collect(),
+            device_env: DeviceEnv::default(),
+            device_options: OpenOptions::default(),
+            policy: "lru".to_owned(),
+            region_bytes: None,
+            share_limit: None,
+            secret: None,
+            persistence: None,
+            verify: Verify::default(),
+            boot_id: None,
+        }
+    }
+}
+
+/// Where and how the state of an engine is kept.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Persistence {
+    /// The state directory, which exists and is this engine's alone: it gets `log` and `leases`.
+    pub dir: PathBuf,
+    /// What an acknowledgement promises; goes before that of `log`.
+    pub durability: Durability,
+    /// Whether to give up what an earlier run left, and begin with an empty pool.
+    pub fresh: bool,
+    /// How the log is kept.
+    pub log: LogOptions,
+}
+
+impl Persistence {
+    /// The defaults in this directory.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self {
+            dir: dir.into(),
+            durability: Durability::default(),
+            fresh: false,
+            log: LogOptions::default(),
+        }
+    }
+}
+
+/// Whether objects of the last run are checked before they are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Verify {
+    /// They are taken as they are.
+    Never,
+    /// One that carries a checksum is compared with it when it is first asked for; if it does not fit, it is removed.
+    #[default]
+    Checksum,
+}
+
+/// Why an engine cannot be built, or not be closed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A memory device cannot be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// No memory device was given.
+    #[error("no memory device is configured; expected at least one, such as `shm:ondol?size=2GiB`")]
+    NoDevice,
+    /// The devices hold no region.
+    #[error(
+        "the pool has {found} usable bytes; expected at least {REGION_ALIGNMENT} in one piece: give it a larger size"
+    )]
+    TooSmall {
+        /// Usable bytes found.
+        found: u64,
+    },
+    /// There is no such policy.
+    #[error("eviction policy is {found:?}; expected one of: {known}")]
+    UnknownPolicy {
+        /// The name found.
+        found: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// The system has no randomness to give.
+    #[error("no random bytes: {0}")]
+    Random(#[from] getrandom::Error),
+    /// The log cannot be read, begun or closed.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The state directory cannot be used.
+    #[error("cannot {action} {}: {source}", path.display())]
+    State {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The pool of the last run lies on other devices.
+    #[error(
+        "the pool is configured on {configured}, but the one in {} lies on {found}; configure those in that order, or \
+         start with `--fresh`, which gives it up", dir.display()
+    )]
+    OtherDevices {
+        /// The state directory.
+        dir: PathBuf,
+        /// The devices of the log.
+        found: String,
+        /// Those that were asked for.
+        configured: String,
+    },
+    /// The lease book of a client that may still read the pool cannot be used.
+    #[error(
+        "client {client} of the last run (process {pid}) may still read the pool, and what it reads stands in {}, which \
+         cannot be used: {reason}; end that process, or start with `--fresh`, which leaves it its memory", path.display()
+    )]
+    LeaseBook {
+        /// The client.
+        client: u64,
+        /// Its process as it is numbered here, 0 if it is not.
+        pid: u32,
+        /// The book.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// What the log says makes no pool.
+    #[error("{0}; start with `--fresh`, which begins with an empty pool")]
+    Recover(#[from] RecoverError),
+    /// The log could not be closed, so that the next start will not find the mark of a clean stop.
+    #[error("the log could not be closed: {0}")]
+    Close(#[from] ondol_memory::JournalError),
+    /// A thread could not be started.
+    #[error("no thread to load the objects of the last run: {0}")]
+    Thread(std::io::Error),
+}

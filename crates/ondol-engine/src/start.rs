@@ -1,0 +1,574 @@
+//! The start of an engine: what an earlier run left is gone on with, given up, or refused.
+//!
+//! A crash at any point leaves something that the next start knows what to do with. A pool begins with its devices,
+//! then its record, then its log: without a log there is no pool, and files of a dead server are made anew. A pool that
+//! is given up ends with its log, then its files are replaced.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ondol_catalog::{Policy, failpoint};
+use ondol_directory::{AdoptedClient, Directory, LastRun, Recovery, Verifier};
+use ondol_memory::{
+    Arena, Device, DeviceUri, Durability, Image, Log, NoJournal, OpenOptions, Pool, PoolId,
+    PoolRecord, Predecessor, Recovered,
+};
+use ondol_protocol::ClientId;
+use ondol_shm::{BackingId, LeaseBook, Liveness, Process, ProcessIdentity, boot_id};
+
+use crate::books::Books;
+use crate::config::{EngineConfig, EngineError, Persistence, Verify};
+use crate::reader::Reader;
+
+/// A client of the last run that is not proven dead: what it held is kept until it comes back or its process ends.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Adopted {
+    /// Its name.
+    pub id: ClientId,
+    /// The random number by which it knows itself again.
+    pub instance: [u8; 16],
+    /// Its process as it was written down.
+    pub identity: ProcessIdentity,
+    /// Its process; `None` if it lies where its end cannot be seen.
+    pub process: Option<Process>,
+}
+
+/// What an engine began with.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct RestartReport {
+    /// Whether the pool of the last run is gone on with.
+    pub warm: bool,
+    /// Objects that were found again.
+    pub objects: u64,
+    /// Seconds until requests could be served.
+    pub seconds: f64,
+    /// Why the pool is warm or empty, in words.
+    pub why: String,
+}
+
+/// The parts of an engine.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) directory: Directory,
+    pub(crate) devices: Arc<[Device]>,
+    pub(crate) kept: Option<Kept>,
+    pub(crate) adopted: Vec<Adopted>,
+    pub(crate) next_client: u64,
+    pub(crate) restart: RestartReport,
+}
+
+/// What keeps the state over a restart.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) log: Arc<Log>,
+    pub(crate) books: Books,
+    pub(crate) durability: Durability,
+}
+
+/// Devices that were opened for an engine that is to be. Until then what is new of them is unlinked when this is
+/// dropped, and nothing else.
+struct Opening {
+    devices: Vec<Device>,
+    keep: bool,
+}
+
+impl Opening {
+    fn new() -> Self {
+        Self {
+            devices: Vec::new(),
+            keep: false,
+        }
+    }
+
+    fn finish(mut self) -> Arc<[Device]> {
+        self.keep = true;
+        std::mem::take(&mut self.devices).into()
+    }
+
+    fn pool(&self, region_bytes: Option<u64>) -> Result<Pool, EngineError> {
+        let arenas = self.devices.iter().flat_map(|device| {
+            let (alignment, whole) = (device.alignment(), device.whole_backing_regions());
+            device.backings().iter().map(move |backing| Arena {
+                usable: backing.usable(),
+                alignment,
+                whole,
+            })
+        });
+        let pool = Pool::new(arenas, region_bytes);
+        if pool.extents().largest_arena() == 0 {
+            return Err(EngineError::TooSmall {
+                found: self.devices.iter().map(Device::capacity).sum(),
+            });
+        }
+        Ok(pool)
+    }
+
+    /// The backings of devices that are new.
+    fn lost(&self) -> BTreeSet<BackingId> {
+        let kept = self.devices.iter().flat_map(|device| {
+            let kept = device.was_kept();
+            device.backings().iter().map(move |_| kept)
+        });
+        (0..)
+            .zip(kept)
+            .filter(|(_, kept)| !kept)
+            .map(|(id, _)| BackingId(id))
+            .collect()
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        let new = self.devices.iter().filter(|device| !device.was_kept());
+        for device in new.filter(|_| !self.keep) {
+            if let Err(error) = device.remove_files() {
+                tracing::warn!(%error, device = %device.uri(), "files of the pool are left behind");
+            }
+        }
+    }
+}
+
+/// An engine whose state lasts as long as itself.
+pub(crate) fn start_volatile(
+    config: &EngineConfig,
+    policy: &'static Policy,
+) -> Result<Parts, EngineError> {
+    let started = Instant::now();
+    let mut opening = Opening::new();
+    for uri in &config.devices {
+        let device = Device::open(uri, &config.device_env, &config.device_options)?;
+        opening.devices.push(device);
+    }
+    let pool = opening.pool(config.region_bytes)?;
+    Ok(Parts {
+        directory: Directory::new(pool, Arc::new(NoJournal), policy),
+        devices: opening.finish(),
+        kept: None,
+        adopted: Vec::new(),
+        next_client: 1,
+        restart: RestartReport {
+            seconds: started.elapsed().as_secs_f64(),
+            why: "its state is not kept".to_owned(),
+            ..RestartReport::default()
+        },
+    })
+}
+
+/// An engine whose state is kept in a directory.
+pub(crate) fn start_kept(
+    config: &EngineConfig,
+    policy: &'static Policy,
+    persistence: &Persistence,
+) -> Result<Parts, EngineError> {
+    let start = Start {
+        started: Instant::now(),
+        boot: boot(config)?,
+        config,
+        policy,
+        persistence,
+    };
+    match start.past()? {
+        Past::None(why) => start.begin(Predecessor::Unknown, why),
+        Past::GivenUp(why) => {
+            Log::remove(&start.log_dir())?;
+            failpoint!("recover.log_removed");
+            start.begin(Predecessor::Replace, why)
+        }
+        Past::Pool(record) => start.go_on(&record),
+    }
+}
+
+fn boot(config: &EngineConfig) -> Result<String, EngineError> {
+    if let Some(boot) = &config.boot_id {
+        return Ok(boot.clone());
+    }
+    boot_id().map_err(|source| EngineError::State {
+        action: "read",
+        path: "/proc/sys/kernel/random/boot_id".into(),
+        source,
+    })
+}
+
+/// What an earlier run left, and what is to become of it.
+enum Past {
+    /// Nothing that was finished.
+    None(String),
+    /// A pool that is not wanted, or of which nothing can be left.
+    GivenUp(String),
+    Pool(PoolRecord),
+}
+
+struct Start<'a> {
+    started: Instant,
+    boot: String,
+    config: &'a EngineConfig,
+    policy: &'static Policy,
+    persistence: &'a Persistence,
+}
+
+impl Start<'_> {
+    fn log_dir(&self) -> std::path::PathBuf {
+        self.persistence.dir.join("log")
+    }
+
+    fn log_options(&self) -> ondol_memory::LogOptions {
+        let mut options = self.persistence.log.clone();
+        options.durability = self.persistence.durability;
+        options
+    }
+
+    fn past(&self) -> Result<Past, EngineError> {
+        let dir = self.log_dir();
+        if self.persistence.fresh {
+            return Ok(Past::GivenUp("a fresh one was asked for".to_owned()));
+        }
+        let exists = Log::exists(&dir).map_err(|source| EngineError::State {
+            action: "look for a log in",
+            path: dir.clone(),
+            source,
+        })?;
+        if !exists {
+            return Ok(Past::None("there is no log of an earlier run".to_owned()));
+        }
+        // A log without its record is damaged; recovery says so.
+        let record = PoolRecord::load(&dir)?.ok_or(ondol_memory::LogError::Missing { dir })?;
+        let known: Vec<_> = record.devices.iter().map(|device| device.uri()).collect();
+        let configured = &self.config.devices;
+        let is_same = known.len() == configured.len()
+            && configured
+                .iter()
+                .zip(&known)
+                .all(|(uri, known)| is_same(uri, known));
+        if !is_same {
+            return Err(EngineError::OtherDevices {
+                dir: self.persistence.dir.clone(),
+                found: list(known),
+                configured: list(configured),
+            });
+        }
+        if let Some(memfd) = record
+            .devices
+            .iter()
+            .find(|device| !device.outlives_process())
+        {
+            return Ok(Past::GivenUp(format!(
+                "the memory of {} ended with its server",
+                memfd.uri()
+            )));
+        }
+        if record.boot != self.boot && record.devices.iter().all(|device| device.is_volatile()) {
+            return Ok(Past::GivenUp(
+                "the machine was restarted since, and the pool lay in its memory".to_owned(),
+            ));
+        }
+        Ok(Past::Pool(record))
+    }
+
+    fn device_options(&self, pool: PoolId, predecessor: Predecessor) -> OpenOptions {
+        let mut options = self.config.device_options.clone();
+        options.pool = Some(pool);
+        options.state = Some(self.persistence.dir.clone());
+        options.predecessor = predecessor;
+        options
+    }
+
+    fn record(&self, pool: PoolId, devices: &[Device]) -> PoolRecord {
+        PoolRecord {
+            pool,
+            boot: self.boot.clone(),
+            fsync: self.persistence.durability == Durability::Fsync,
+            devices: devices.iter().map(Device::record).collect(),
+        }
+    }
+
+    fn books(&self) -> Result<Books, EngineError> {
+        let dir = self.persistence.dir.join("leases");
+        Books::open(dir.clone()).map_err(|source| EngineError::State {
+            action: "make",
+            path: dir,
+            source,
+        })
+    }
+
+    fn sweep(&self, books: &Books, clients: &BTreeSet<ClientId>) -> Result<(), EngineError> {
+        books.sweep(clients).map_err(|source| EngineError::State {
+            action: "sweep",
+            path: books.dir().to_owned(),
+            source,
+        })
+    }
+
+    /// Begins a new, empty pool.
+    fn begin(&self, predecessor: Predecessor, why: String) -> Result<Parts, EngineError> {
+        let pool_id = PoolId::generate()?;
+        let options = self.device_options(pool_id, predecessor);
+        let mut opening = Opening::new();
+        for uri in &self.config.devices {
+            let device = Device::open(uri, &self.config.device_env, &options)?;
+            opening.devices.push(device);
+        }
+        self.begin_on(opening, pool_id, why)
+    }
+
+    fn begin_on(
+        &self,
+        opening: Opening,
+        pool_id: PoolId,
+        why: String,
+    ) -> Result<Parts, EngineError> {
+        let pool = opening.pool(self.config.region_bytes)?;
+        let books = self.books()?;
+        self.sweep(&books, &BTreeSet::new())?;
+        failpoint!("recover.devices_made");
+        self.record(pool_id, &opening.devices)
+            .save(&self.log_dir())?;
+        failpoint!("recover.record_saved");
+        let log = Log::create(&self.log_dir(), pool_id, &pool, self.log_options())?;
+        let log = Arc::new(log);
+        Ok(Parts {
+            directory: Directory::new(pool, Arc::<Log>::clone(&log), self.policy),
+            devices: opening.finish(),
+            kept: Some(Kept {
+                log,
+                books,
+                durability: self.persistence.durability,
+            }),
+            adopted: Vec::new(),
+            next_client: 1,
+            restart: RestartReport {
+                seconds: self.started.elapsed().as_secs_f64(),
+                why,
+                ..RestartReport::default()
+            },
+        })
+    }
+
+    /// Goes on with the pool of the last run.
+    fn go_on(&self, record: &PoolRecord) -> Result<Parts, EngineError> {
+        let other_boot = record.boot != self.boot;
+        let mut opening = Opening::new();
+        for known in &record.devices {
+            let predecessor = if other_boot && known.is_volatile() {
+                Predecessor::Replace
+            } else {
+                Predecessor::Keep(known.clone())
+            };
+            let options = self.device_options(record.pool, predecessor);
+            let device = Device::open(known.uri(), &self.config.device_env, &options)?;
+            opening.devices.push(device);
+        }
+        let empty = opening.pool(self.config.region_bytes)?;
+        let Recovered {
+            log,
+            image,
+            clean,
+            changes,
+            cut_bytes,
+        } = Log::recover(&self.log_dir(), record.pool, empty, self.log_options())?;
+        failpoint!("recover.replayed");
+        tracing::info!(
+            objects = image.objects.len(),
+            changes,
+            cut_bytes,
+            clean,
+            seconds = self.started.elapsed().as_secs_f64(),
+            "log replayed"
+        );
+        if other_boot && !clean && !record.fsync {
+            drop(log);
+            Log::remove(&self.log_dir())?;
+            let why = "the machine was restarted without a clean stop of the server, and with durability `none` its \
+                       bytes are not to be trusted after that";
+            tracing::warn!(objects = image.objects.len(), "the pool is given up: {why}");
+            return self.begin_on(opening, record.pool, why.to_owned());
+        }
+
+        let books = self.books()?;
+        let known: BTreeSet<_> = image.clients.keys().copied().collect();
+        let next_client = image.next_client;
+        let (adopted, held) = if other_boot {
+            Default::default()
+        } else {
+            self.adopt(&image, &books)?
+        };
+        let living: BTreeSet<_> = adopted.iter().map(|client| client.id).collect();
+        let devices_lost = opening.lost();
+        let log = Arc::new(log);
+        let reader = self.config.verify == Verify::Checksum;
+        let (directory, recovery, devices) =
+            self.recover(record, image, &log, opening, devices_lost, held, reader)?;
+        self.sweep(&books, &living)?;
+        for (client, reclaimed) in &recovery.dead {
+            tracing::info!(
+                %client,
+                pins = reclaimed.pins,
+                grants = reclaimed.grants,
+                "took back what a client held whose process ended while there was no server"
+            );
+        }
+        if !adopted.is_empty() || recovery.unmatched > 0 {
+            tracing::info!(
+                clients = adopted.len(),
+                leases = recovery.leases,
+                ended_leases = recovery.unmatched,
+                "clients of the last run are expected back"
+            );
+        }
+        if recovery.lost > 0 {
+            tracing::warn!(
+                objects = recovery.lost,
+                "the machine was restarted since; what lay in its memory is gone, the rest is kept"
+            );
+        }
+        let why = match (other_boot, clean) {
+            (_, true) => "the last run was stopped cleanly",
+            (false, false) => {
+                "the last run ended without a clean stop, and the bytes are still there"
+            }
+            (true, false) => "the machine was restarted, and every object was made durable before",
+        };
+        tracing::debug!(
+            known = known.len(),
+            living = living.len(),
+            "clients of the last run"
+        );
+        Ok(Parts {
+            directory,
+            devices,
+            kept: Some(Kept {
+                log,
+                books,
+                durability: self.persistence.durability,
+            }),
+            adopted,
+            next_client,
+            restart: RestartReport {
+                warm: true,
+                objects: recovery.objects,
+                seconds: self.started.elapsed().as_secs_f64(),
+                why: why.to_owned(),
+            },
+        })
+    }
+
+    /// Makes the directory, and then says that this boot has the pool.
+    #[expect(clippy::too_many_arguments, reason = "all that was found out so far")]
+    fn recover(
+        &self,
+        record: &PoolRecord,
+        image: Image,
+        log: &Arc<Log>,
+        mut opening: Opening,
+        lost: BTreeSet<BackingId>,
+        adopted: Vec<AdoptedClient>,
+        verify: bool,
+    ) -> Result<(Directory, Recovery, Arc<[Device]>), EngineError> {
+        let next = self.record(record.pool, &opening.devices);
+        if next.fsync && !record.fsync {
+            // What was committed until now was not made durable then.
+            opening.devices.iter().try_for_each(Device::sync)?;
+        }
+        // From here on an error leaves the files of devices that are new: the log may name them.
+        opening.keep = true;
+        let devices = opening.finish();
+        let verifier = if verify {
+            let reader = Reader::new(Arc::clone(&devices)).map_err(|error| EngineError::State {
+                action: "make",
+                path: "a lease table".into(),
+                source: std::io::Error::other(error),
+            })?;
+            Some(Arc::new(reader) as Arc<dyn Verifier>)
+        } else {
+            None
+        };
+        let last = LastRun {
+            adopted,
+            lost,
+            verifier,
+        };
+        let journal = Arc::<Log>::clone(log);
+        let (directory, recovery) = Directory::recover(image, journal, self.policy, last)?;
+        failpoint!("recover.directory_made");
+        if next != *record {
+            next.save(&self.log_dir())?;
+        }
+        failpoint!("recover.record_saved_again");
+        Ok((directory, recovery, devices))
+    }
+
+    /// The clients that are not proven dead, with their lease books.
+    fn adopt(
+        &self,
+        image: &Image,
+        books: &Books,
+    ) -> Result<(Vec<Adopted>, Vec<AdoptedClient>), EngineError> {
+        let mut adopted = Vec::new();
+        let mut held = Vec::new();
+        for (&id, client) in &image.clients {
+            let process = match Process::find(&client.process) {
+                Ok(Liveness::Dead) => continue,
+                Ok(Liveness::Alive(process)) => Some(process),
+                Ok(Liveness::Unknown) => None,
+                Err(error) => {
+                    tracing::warn!(%error, client = %id, "it cannot be seen whether a client lives; it is taken to");
+                    None
+                }
+            };
+            let path = books.path(id);
+            let (book, leases) =
+                LeaseBook::open(&path).map_err(|error| EngineError::LeaseBook {
+                    client: id.0,
+                    pid: client.process.pid,
+                    path,
+                    reason: error.to_string(),
+                })?;
+            held.push(AdoptedClient { id, book, leases });
+            adopted.push(Adopted {
+                id,
+                instance: client.instance,
+                identity: client.process,
+                process,
+            });
+        }
+        Ok((adopted, held))
+    }
+}
+
+/// Whether a device that was asked for is this one, whose size is known.
+fn is_same(asked: &DeviceUri, known: &DeviceUri) -> bool {
+    use DeviceUri::{Dax, Dir, Shm};
+    match (asked, known) {
+        (
+            Shm { name, size, .. },
+            Shm {
+                name: n, size: s, ..
+            },
+        ) => name == n && (size.is_none() || size == s),
+        (
+            Dax { path, size, .. },
+            Dax {
+                path: p, size: s, ..
+            },
+        ) => path == p && (size.is_none() || size == s),
+        (
+            Dir {
+                path, size, region, ..
+            },
+            Dir {
+                path: p,
+                size: s,
+                region: r,
+                ..
+            },
+        ) => path == p && size == s && (region.is_none() || r.is_none() || region == r),
+        _ => asked == known,
+    }
+}
+
+fn list<'a>(uris: impl IntoIterator<Item = &'a DeviceUri>) -> String {
+    let uris: Vec<_> = uris.into_iter().map(ToString::to_string).collect();
+    uris.join(", ")
+}
