@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use memmap2::{Advice, MmapOptions};
+use ondol_catalog::failpoint;
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 
 /// Bytes that one call allocates; between calls a failure elsewhere or a signal can stop the work.
@@ -25,6 +26,7 @@ pub(super) fn allocate(file: BorrowedFd<'_>, len: u64, page_size: u64) -> io::Re
         let part = step.min(len - start);
         rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), start, part))?;
     }
+    failpoint!("device.allocate");
     Ok(())
 }
 

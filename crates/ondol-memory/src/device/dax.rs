@@ -1,21 +1,23 @@
 //! `dax:` a character device of memory. Tested with a made-up sysfs and a plain file; untried on hardware.
 //!
-//! The first block, as long as the device's alignment, holds the header by which Maru knows the device on several
-//! hosts. It is neither written nor given out here.
+//! The first block, as long as the device's alignment, is not given out: it starts with the header by which Maru knows
+//! the device on several hosts, which is not written here, and behind it our own, described in `header.rs`.
 //!
 //! The lock is on the device's node. Two containers that have a node each for one device do not see each other's.
 
 use std::fs;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
 
 use ondol_shm::ReadMapping;
 use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open as open_file};
 
-use super::owner::{FileId, LockedFile, OwnerLock};
+use super::header::{Found, Header, MAX_STATE};
+use super::owner::{self, FileId, LockedFile, OwnerLock};
 use super::{
-    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, Medium, Source,
-    io_error, unusable,
+    Backing, Device, DeviceEnv, DeviceError, DeviceRecord, DeviceUri, Hold, MIN_ALIGNMENT, Medium,
+    OpenOptions, Predecessor, Source, changed, check_pool, io_error, state, unusable,
 };
 use crate::size::format_size;
 
@@ -26,6 +28,7 @@ pub(super) fn open(
     path: &Path,
     size: Option<u64>,
     env: &DeviceEnv,
+    options: &OpenOptions,
 ) -> Result<Device, DeviceError> {
     // The name in sysfs is the node's own, not that of a link to it.
     let path = fs::canonicalize(path).map_err(|source| io_error("open", path, source))?;
@@ -116,7 +119,22 @@ pub(super) fn open(
     let mapping = ReadMapping::new(file.as_fd(), len);
     let mapping = mapping.map_err(|source| io_error("map", &path, source))?;
     let id = FileId::of(&file).map_err(|source| io_error("examine", &path, source))?;
-    lock.record(None)?;
+    let found = Header::read(file.as_fd(), align);
+    let found = found.map_err(|source| io_error("read the header of", &path, source))?;
+    let kept = match &options.predecessor {
+        Predecessor::Keep(record) => {
+            check_header(uri, &path, &found, align..len, record, options)?;
+            true
+        }
+        Predecessor::Unknown | Predecessor::Replace => {
+            if let Found::Header(header) = &found {
+                owner::check_reserved(&path, header.pool, header.state.as_deref(), options)?;
+            }
+            write_header(uri, &path, &file, align, len, options)?;
+            false
+        }
+    };
+    lock.record(None, options)?;
     lock.set_disposable(false);
     Ok(Device {
         uri: DeviceUri::Dax {
@@ -135,9 +153,82 @@ pub(super) fn open(
         page_size: align,
         whole_backing_regions: false,
         volatile: false,
-        kept: false,
+        kept,
         hold: Hold::Dax(lock),
     })
+}
+
+/// Refuses a device that is not the one of the record.
+fn check_header(
+    uri: &DeviceUri,
+    path: &Path,
+    found: &Found,
+    usable: Range<u64>,
+    record: &DeviceRecord,
+    options: &OpenOptions,
+) -> Result<(), DeviceError> {
+    let words = |usable: &Range<u64>| {
+        format!(
+            "bytes {} to {} ({})",
+            usable.start,
+            usable.end,
+            format_size(usable.end.saturating_sub(usable.start))
+        )
+    };
+    let header = match found {
+        Found::Header(header) => header,
+        Found::Nothing => {
+            return Err(changed(
+                uri,
+                "it has no header of Ondol",
+                "that of the pool",
+            ));
+        }
+        Found::Damaged(how) => return Err(changed(uri, how.as_str(), "that of the pool")),
+    };
+    owner::check_reserved(path, header.pool, header.state.as_deref(), options)?;
+    check_pool(uri, header.pool, options)?;
+    if header.usable != usable {
+        let found = format!("{} are there or asked for", words(&usable));
+        return Err(changed(uri, found, words(&header.usable)));
+    }
+    let listed = record.files.first().map_or(0, |file| file.len);
+    if listed != usable.end {
+        let found = format!("{} bytes are there or asked for", usable.end);
+        return Err(changed(uri, found, format!("{listed} bytes")));
+    }
+    Ok(())
+}
+
+/// The device is the pool's from here on. It is one and has no second name, so this cannot be done beside what is there.
+fn write_header(
+    uri: &DeviceUri,
+    path: &Path,
+    file: &LockedFile,
+    align: u64,
+    len: u64,
+    options: &OpenOptions,
+) -> Result<(), DeviceError> {
+    let state = options.state.as_deref().map(state::full_path);
+    if let Some(state) = &state
+        && state.as_os_str().len() > MAX_STATE
+    {
+        return Err(unusable(
+            uri,
+            format!(
+                "the path of the state directory has {} bytes; the device's header holds at most {MAX_STATE}",
+                state.as_os_str().len()
+            ),
+        ));
+    }
+    let header = Header {
+        pool: options.pool,
+        usable: align..len,
+        state,
+    };
+    header
+        .write(file.as_fd(), align)
+        .map_err(|source| io_error("write the header of", path, source))
 }
 
 fn number(path: &Path) -> Option<u64> {

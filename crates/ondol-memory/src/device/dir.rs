@@ -10,18 +10,21 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use rustix::fs::{Mode, OFlags, fchmod, fsync, open as open_file};
+use rustix::fs::{Mode, OFlags, fstat, fsync, open as open_file};
 use rustix::io::Errno;
 
 use super::allocate::{allocate, workers};
-use super::owner::{FileId, OwnerLock};
+use super::identity::FileRecord;
+use super::owner::{FileId, OwnerLock, unlink};
 use super::room::{self, FileSystem};
 use super::{
-    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, Medium, OpenOptions,
-    Source, base_page_size, io_error, page_size_of, unusable,
+    Backing, Device, DeviceEnv, DeviceError, DeviceRecord, DeviceUri, Hold, MIN_ALIGNMENT, Medium,
+    OpenOptions, Predecessor, Source, base_page_size, changed, check_file, check_pool, io_error,
+    page_size_of, set_access, unusable,
 };
+use crate::size::format_size;
 
-const LOCK_NAME: &str = "ondol.owner";
+pub(super) const LOCK_NAME: &str = "ondol.owner";
 const DEFAULT_REGION: u64 = 64 << 20;
 const MAX_FILES: u64 = 1_000_000;
 
@@ -35,40 +38,120 @@ pub(super) struct DirClaim {
 }
 
 impl DirClaim {
-    fn take(path: PathBuf) -> Result<Self, DeviceError> {
+    /// Takes a directory for new files. What a dead owner left there is removed.
+    fn take(path: PathBuf, options: &OpenOptions) -> Result<Self, DeviceError> {
         let mut lock = OwnerLock::acquire(path.join(LOCK_NAME), &path)?;
-        if lock.predecessor().is_none()
-            && let Some(file) = region_files(&path)?.into_iter().next()
-        {
-            return Err(DeviceError::Foreign {
-                path: file,
-                reason: format!("no lock file {LOCK_NAME:?} says that Ondol made it"),
-            });
+        let left = region_files(&path)?.into_iter().next();
+        if let Some(file) = left {
+            if lock.predecessor().is_none() {
+                return Err(DeviceError::Foreign {
+                    path: file,
+                    reason: format!("no lock file {LOCK_NAME:?} says that Ondol made it"),
+                });
+            }
+            lock.check_reserved(&path, options)?;
         }
-        // Before the first file is made: were this process killed then, the next would know them for its own.
-        lock.record(None)?;
+        // Before the first file is removed or made: were this process killed then, the next would know them for its
+        // own, and the last owner's server would see that they were given up.
+        lock.record(None, options)?;
+        sync_directory(&path)?;
         lock.set_disposable(true);
         let claim = Self {
             path,
             lock,
             complete: false,
         };
-        claim.sweep()?;
+        sweep(&claim.path)?;
         Ok(claim)
     }
 
-    fn sweep(&self) -> Result<(), DeviceError> {
-        for file in region_files(&self.path)? {
-            fs::remove_file(&file).map_err(|source| io_error("remove", &file, source))?;
+    /// Takes a directory with all its files, if they are those of the record, each `region` long.
+    fn keep(
+        device: &DeviceUri,
+        path: PathBuf,
+        count: u64,
+        region: u64,
+        record: &DeviceRecord,
+        options: &OpenOptions,
+    ) -> Result<(Self, Vec<Backing>), DeviceError> {
+        let listed = record.files.len() as u64;
+        let listed_len = record.files.first().map_or(0, |file| file.len);
+        if (listed, listed_len) != (count, region) {
+            let words =
+                |count, len| format!("{count} files of {len} bytes ({}) each", format_size(len));
+            return Err(changed(
+                device,
+                format!("{} are asked for", words(count, region)),
+                words(listed, listed_len),
+            ));
         }
-        Ok(())
+        let mut lock = OwnerLock::acquire(path.join(LOCK_NAME), &path)?;
+        let Some(owner) = lock.predecessor() else {
+            return Err(changed(
+                device,
+                format!("{} is gone or empty", lock.path().display()),
+                "the lock file that names the pool",
+            ));
+        };
+        lock.check_reserved(&path, options)?;
+        check_pool(device, owner.pool, options)?;
+        let mut backings = Vec::with_capacity(record.files.len());
+        for (index, expected) in (0..).zip(&record.files) {
+            let path = path.join(region_name(index));
+            backings.push(keep_file(
+                device,
+                path,
+                record.volatile,
+                *expected,
+                options,
+            )?);
+        }
+        lock.record(None, options)?;
+        lock.set_disposable(false);
+        let claim = Self {
+            path,
+            lock,
+            complete: true,
+        };
+        Ok((claim, backings))
+    }
+
+    fn into_device(
+        self,
+        backings: Vec<Backing>,
+        region: u64,
+        volatile: bool,
+        kept: bool,
+    ) -> Result<Device, DeviceError> {
+        let page_size = match backings.first() {
+            Some(first) if volatile => {
+                let file = first.open_read();
+                let file = file.map_err(|source| io_error("open", &self.path, source))?;
+                page_size_of(&file, &self.path)?
+            }
+            _ => base_page_size(),
+        };
+        Ok(Device {
+            uri: DeviceUri::Dir {
+                path: self.path.clone(),
+                size: backings.len() as u64 * region,
+                region: Some(region),
+            },
+            backings,
+            alignment: MIN_ALIGNMENT,
+            page_size,
+            whole_backing_regions: true,
+            volatile,
+            kept,
+            hold: Hold::Dir(self),
+        })
     }
 
     pub(super) fn remove_files(&self) -> Result<(), DeviceError> {
         self.lock.check_home()?;
         // After a first call the directory may be another's.
         if self.lock.is_in_place() {
-            self.sweep()?;
+            sweep(&self.path)?;
         }
         self.lock.remove()
     }
@@ -78,12 +161,27 @@ impl Drop for DirClaim {
     fn drop(&mut self) {
         if !self.complete
             && self.lock.check_home().is_ok()
-            && let Err(error) = self.sweep()
+            && let Err(error) = sweep(&self.path)
         {
             tracing::warn!(%error, "a file is left behind");
             self.lock.set_disposable(false);
         }
     }
+}
+
+fn sweep(directory: &Path) -> Result<(), DeviceError> {
+    for file in region_files(directory)? {
+        unlink(&file).map_err(|source| io_error("remove", &file, source))?;
+    }
+    Ok(())
+}
+
+/// Removes the files that a dead owner left in a directory, and its lock file.
+pub(super) fn remove_left(lock: OwnerLock, directory: &Path) -> Result<(), DeviceError> {
+    if lock.predecessor().is_some() {
+        sweep(directory)?;
+    }
+    lock.remove()
 }
 
 fn region_name(index: u64) -> String {
@@ -96,7 +194,8 @@ fn is_region_name(name: &str) -> bool {
         .is_some_and(|digits| digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
-fn region_files(directory: &Path) -> Result<Vec<PathBuf>, DeviceError> {
+/// Files in a directory that have the name of one of ours.
+pub(super) fn region_files(directory: &Path) -> Result<Vec<PathBuf>, DeviceError> {
     let failed = |source: io::Error| io_error("list", directory, source);
     let mut files = Vec::new();
     for entry in fs::read_dir(directory).map_err(failed)? {
@@ -153,44 +252,33 @@ pub(super) fn open(
     }
     let size = count * region;
 
-    let mut claim = DirClaim::take(path)?;
+    let volatile = file_system == FileSystem::Memory;
+    if let Predecessor::Keep(record) = &options.predecessor {
+        let (claim, backings) = DirClaim::keep(uri, path, count, region, record, options)?;
+        return claim.into_device(backings, region, volatile, true);
+    }
+
+    let mut claim = DirClaim::take(path, options)?;
     room::check_space(uri, &claim.path, size)?;
-    if file_system == FileSystem::Memory {
+    if volatile {
         room::check_memory(uri, env, size)?;
     }
-    let backings = create_files(uri, &claim.path, file_system, count, region, options)?;
-    let sync = || fs::File::open(&claim.path)?.sync_all();
-    sync().map_err(|source| io_error("sync", &claim.path, source))?;
-    let page_size = match file_system {
-        FileSystem::Memory => {
-            let file = backings[0].open_read();
-            let file = file.map_err(|source| io_error("open", &claim.path, source))?;
-            page_size_of(&file, &claim.path)?
-        }
-        _ => page,
-    };
+    let backings = create_files(uri, &claim.path, volatile, count, region, options)?;
+    sync_directory(&claim.path)?;
     claim.complete = true;
     claim.lock.set_disposable(false);
-    Ok(Device {
-        uri: DeviceUri::Dir {
-            path: claim.path.clone(),
-            size,
-            region: Some(region),
-        },
-        backings,
-        alignment: MIN_ALIGNMENT,
-        page_size,
-        whole_backing_regions: true,
-        volatile: file_system == FileSystem::Memory,
-        kept: false,
-        hold: Hold::Dir(claim),
-    })
+    claim.into_device(backings, region, volatile, false)
+}
+
+fn sync_directory(path: &Path) -> Result<(), DeviceError> {
+    let sync = || fs::File::open(path)?.sync_all();
+    sync().map_err(|source| io_error("sync", path, source))
 }
 
 fn create_files(
     uri: &DeviceUri,
     directory: &Path,
-    file_system: FileSystem,
+    volatile: bool,
     count: u64,
     region: u64,
     options: &OpenOptions,
@@ -203,7 +291,7 @@ fn create_files(
             if index >= count {
                 return Ok(made);
             }
-            match create_file(uri, directory, file_system, index, region, options) {
+            match create_file(uri, directory, volatile, index, region, options) {
                 Ok(backing) => made.push((index, backing)),
                 Err(error) => {
                     next.store(count, Ordering::Relaxed);
@@ -231,17 +319,16 @@ fn create_files(
 fn create_file(
     uri: &DeviceUri,
     directory: &Path,
-    file_system: FileSystem,
+    volatile: bool,
     index: u64,
     region: u64,
     options: &OpenOptions,
 ) -> Result<Backing, DeviceError> {
     let path = directory.join(region_name(index));
     let failed = |error: Errno| io_error("create", &path, error.into());
-    let mode = Mode::from_raw_mode(options.mode);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = open_file(&path, flags, mode).map_err(failed)?;
-    fchmod(&file, mode).map_err(failed)?;
+    let file = open_file(&path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+    set_access(&file, &path, options)?;
     allocate(file.as_fd(), region, base_page_size()).map_err(|error| {
         if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) {
             unusable(
@@ -256,20 +343,53 @@ fn create_file(
         }
     })?;
     let id = FileId::of(&file).map_err(|source| io_error("examine", &path, source))?;
-    let medium = match file_system {
-        FileSystem::Memory => Medium::Memory,
-        _ => {
-            // Were the length lost with the power, the next start would find another file than it left.
-            fsync(&file).map_err(|error| io_error("sync", &path, error.into()))?;
-            Medium::Disk
-        }
-    };
-    Ok(Backing {
+    if !volatile {
+        // Were the length lost with the power, the next start would find another file than it left.
+        fsync(&file).map_err(|error| io_error("sync", &path, error.into()))?;
+    }
+    Ok(backing(path, id, region, volatile))
+}
+
+fn backing(path: PathBuf, id: FileId, len: u64, volatile: bool) -> Backing {
+    Backing {
         path: Some(path),
-        len: region,
-        usable: 0..region,
+        len,
+        usable: 0..len,
         source: Source::ByPath,
-        medium,
+        medium: if volatile {
+            Medium::Memory
+        } else {
+            Medium::Disk
+        },
         id,
-    })
+    }
+}
+
+fn keep_file(
+    device: &DeviceUri,
+    path: PathBuf,
+    volatile: bool,
+    expected: FileRecord,
+    options: &OpenOptions,
+) -> Result<Backing, DeviceError> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match open_file(&path, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(error @ (Errno::NOENT | Errno::LOOP)) => {
+            let what = if error == Errno::NOENT {
+                "gone"
+            } else {
+                "a symbolic link"
+            };
+            let found = format!("{} is {what}", path.display());
+            return Err(changed(device, found, "the file of the pool"));
+        }
+        Err(error) => return Err(io_error("open", &path, error.into())),
+    };
+    let failed = |source: io::Error| io_error("examine", &path, source);
+    let stat = fstat(&file).map_err(|error| failed(error.into()))?;
+    check_file(device, &path, &stat, volatile, expected)?;
+    set_access(&file, &path, options)?;
+    let id = FileId::of(&file).map_err(failed)?;
+    Ok(backing(path, id, expected.len, volatile))
 }

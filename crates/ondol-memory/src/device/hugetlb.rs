@@ -4,15 +4,17 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::allocate::{allocate, populate};
 use super::named::NameClaim;
 use super::room::FileSystem;
 use super::{
-    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, Medium, OpenOptions,
-    Source, io_error, is_want_of_room, unusable,
+    Device, DeviceEnv, DeviceError, DeviceUri, OpenOptions, Predecessor, io_error, is_want_of_room,
+    unusable,
 };
+
+const LOCK_SUFFIX: &str = ".hugetlb-owner";
 
 pub(super) fn open(
     uri: &DeviceUri,
@@ -36,11 +38,20 @@ pub(super) fn open(
         ));
     };
     let path = parent.join(name);
-    let lock_name = lock_name(&path);
-    let mut claim = NameClaim::take(path, env.shm_root.join(lock_name))?;
+    let lock_path = env.shm_root.join(lock_name(&path));
     let len = size
         .checked_next_multiple_of(page_size)
         .ok_or_else(|| no_pages(uri, size, env, page_size))?;
+    let exact_uri = DeviceUri::Hugetlb {
+        path: path.clone(),
+        size: len,
+    };
+    if let Predecessor::Keep(record) = &options.predecessor {
+        let (claim, file) = NameClaim::keep(uri, path, lock_path, Some(len), record, options)?;
+        return Ok(claim.into_device(exact_uri, file, page_size, true));
+    }
+
+    let mut claim = NameClaim::take(path, lock_path, options)?;
     if free_pages(env, page_size).is_some_and(|free| len / page_size > free) {
         return Err(no_pages(uri, len, env, page_size));
     }
@@ -53,27 +64,15 @@ pub(super) fn open(
         return Err(no_pages(uri, len, env, page_size));
     }
     populate(file.as_fd(), len, page_size);
-    let (file, id) = claim.publish(file)?;
-    Ok(Device {
-        uri: DeviceUri::Hugetlb {
-            path: claim.path().to_owned(),
-            size: len,
-        },
-        backings: vec![Backing {
-            path: Some(claim.path().to_owned()),
-            len,
-            usable: 0..len,
-            source: Source::Locked(file),
-            medium: Medium::Memory,
-            id,
-        }],
-        alignment: MIN_ALIGNMENT.max(page_size),
-        page_size,
-        whole_backing_regions: false,
-        volatile: true,
-        kept: false,
-        hold: Hold::Name(claim),
-    })
+    let file = claim.publish(file, len, options)?;
+    Ok(claim.into_device(exact_uri, file, page_size, false))
+}
+
+/// What [`lock_name`] was made of.
+pub(super) fn path_of_lock(name: &str) -> Option<PathBuf> {
+    let escaped = name.strip_suffix(LOCK_SUFFIX)?;
+    let path = escaped.replace('-', "/").replace("%2D", "-");
+    Some(PathBuf::from(format!("/{}", path.replace("%25", "%"))))
 }
 
 /// The path as one file name: `/` becomes `-`, and what would make two paths alike is escaped.
@@ -81,7 +80,7 @@ fn lock_name(path: &Path) -> String {
     let text = path.display().to_string();
     let escaped = text.replace('%', "%25").replace('-', "%2D");
     format!(
-        "{}.hugetlb-owner",
+        "{}{LOCK_SUFFIX}",
         escaped.trim_start_matches('/').replace('/', "-")
     )
 }
@@ -126,6 +125,10 @@ mod tests {
             .map(|name| lock_name(Path::new(name)))
             .collect();
         assert_eq!(locks.len(), names.len(), "{locks:?}");
+        for name in names {
+            let path = Path::new(name);
+            assert_eq!(path_of_lock(&lock_name(path)).as_deref(), Some(path));
+        }
         assert_eq!(
             lock_name(Path::new("/dev/hugepages/pool")),
             "dev-hugepages-pool.hugetlb-owner"

@@ -10,13 +10,16 @@
 mod allocate;
 mod dax;
 mod dir;
+mod header;
 mod hugetlb;
 mod identity;
+mod leftovers;
 mod memfd;
 mod named;
 mod owner;
 mod room;
 mod shm;
+mod state;
 #[cfg(test)]
 mod tests;
 mod uri;
@@ -27,13 +30,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use ondol_catalog::failpoint;
 use ondol_shm::{ReadMapping, write_back};
-use rustix::fs::{CWD, Mode, OFlags, fdatasync, fstat, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fchmod, fdatasync, fstat, openat};
 use rustix::io::Errno;
 
 use crate::size::format_size;
 use identity::FileRecord;
 pub use identity::{DeviceRecord, PoolId, PoolIdError, Predecessor};
+pub use leftovers::{Leftover, Standing, find_leftover_dir, find_leftovers};
 use owner::{FileId, LockedFile};
 pub use uri::{DEFAULT_SHM_NAME, DeviceUri, UriError};
 
@@ -129,6 +134,28 @@ pub enum DeviceError {
         /// How that was seen.
         reason: String,
     },
+    /// Another server, which is stopped, will come back for the device.
+    #[error(
+        "{} belongs to the stopped server of {}, whose log tells what it holds; start that one, choose another name, or give up what is cached there with `ondol serve --fresh`", path.display(), state.display()
+    )]
+    Reserved {
+        /// The file.
+        path: PathBuf,
+        /// The other server's state directory.
+        state: PathBuf,
+    },
+    /// The files cannot be given to the group that was asked for.
+    #[error(
+        "cannot give {} to group {group}: {source}; add the server's user to that group, run the server as root, or choose a group that the user is in", path.display()
+    )]
+    Group {
+        /// The file.
+        path: PathBuf,
+        /// The group's id.
+        group: u32,
+        /// The system's answer.
+        source: io::Error,
+    },
     /// The file system has not enough room.
     #[error(
         "{device} needs {asked}; free in {}: {free}; choose a smaller size or make room", root.display()
@@ -203,10 +230,12 @@ enum Hold {
 }
 
 impl Device {
-    /// Opens a device: locks it, replaces what a dead predecessor left, allocates every byte.
+    /// Opens a device: locks it, and keeps what a dead predecessor left, or replaces it by new files of which every byte
+    /// is allocated. No file is ever shrunk or rewritten in place, as clients may map it; what is replaced is unlinked.
     ///
     /// # Errors
-    /// [`DeviceError`]; then no file is left behind and nobody else's is touched.
+    /// [`DeviceError`]; then no new file is left behind, and nobody else's is touched. A device that cannot be kept is
+    /// left as it is.
     pub fn open(
         uri: &DeviceUri,
         env: &DeviceEnv,
@@ -221,7 +250,8 @@ impl Device {
             files = device.backings.len(),
             page_size = device.page_size,
             seconds = started.elapsed().as_secs_f64(),
-            "memory device allocated"
+            "memory device {}",
+            if device.kept { "kept" } else { "allocated" }
         );
         Ok(device)
     }
@@ -231,6 +261,15 @@ impl Device {
         env: &DeviceEnv,
         options: &OpenOptions,
     ) -> Result<Self, DeviceError> {
+        if let Predecessor::Keep(record) = &options.predecessor
+            && record.uri.scheme() != uri.scheme()
+        {
+            return Err(changed(
+                uri,
+                format!("a {}: device is asked for", uri.scheme()),
+                record.uri.to_string(),
+            ));
+        }
         match uri {
             DeviceUri::Shm { name, size } => shm::open(uri, name, *size, env, options),
             DeviceUri::Memfd { name, size } => memfd::open(uri, name, *size, env),
@@ -238,7 +277,7 @@ impl Device {
             DeviceUri::Dir { path, size, region } => {
                 dir::open(uri, path, *size, *region, env, options)
             }
-            DeviceUri::Dax { path, size } => dax::open(uri, path, *size, env),
+            DeviceUri::Dax { path, size } => dax::open(uri, path, *size, env, options),
         }
     }
 
@@ -395,6 +434,7 @@ impl Backing {
     /// # Errors
     /// As [`Backing::sync`], and if the range does not lie in a `dax:` device.
     pub fn sync_range(&self, range: Range<u64>) -> io::Result<()> {
+        failpoint!("device.sync", Err(io::Error::other("a failpoint said so")));
         match &self.medium {
             Medium::Memory => Ok(()),
             Medium::Disk => Ok(fdatasync(self.open_read()?)?),
@@ -466,6 +506,102 @@ fn unusable(device: &DeviceUri, reason: String) -> DeviceError {
     }
 }
 
+fn changed(
+    device: &DeviceUri,
+    found: impl Into<String>,
+    expected: impl Into<String>,
+) -> DeviceError {
+    DeviceError::Changed {
+        device: device.clone(),
+        found: found.into(),
+        expected: expected.into(),
+    }
+}
+
+/// Refuses a device that the owner's record or header does not show to be of our pool.
+fn check_pool(
+    device: &DeviceUri,
+    found: Option<PoolId>,
+    options: &OpenOptions,
+) -> Result<(), DeviceError> {
+    if found == options.pool {
+        return Ok(());
+    }
+    let words = |pool: Option<PoolId>| {
+        pool.map_or_else(|| "no pool".to_owned(), |pool| format!("pool {pool}"))
+    };
+    Err(changed(
+        device,
+        format!("it belongs to {}", words(found)),
+        words(options.pool),
+    ))
+}
+
+/// Refuses a file that is not the one of the record.
+fn check_file(
+    device: &DeviceUri,
+    path: &Path,
+    found: &Stat,
+    volatile: bool,
+    expected: FileRecord,
+) -> Result<(), DeviceError> {
+    let shown = path.display();
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return Err(changed(
+            device,
+            format!("{shown} is no plain file"),
+            "the file of the pool",
+        ));
+    }
+    if let Some(inode) = expected.inode
+        && inode != found.st_ino
+    {
+        return Err(changed(
+            device,
+            format!("{shown} is another file, inode {}", found.st_ino),
+            format!("inode {inode}"),
+        ));
+    }
+    if found.st_size as u64 != expected.len {
+        return Err(changed(
+            device,
+            format!("{shown} has {} bytes", found.st_size),
+            format!("{} bytes", expected.len),
+        ));
+    }
+    // On a disk the system may compress.
+    if volatile && (found.st_blocks as u64).saturating_mul(512) < expected.len {
+        return Err(changed(
+            device,
+            format!("parts of {shown} were cut out"),
+            "a file without holes",
+        ));
+    }
+    Ok(())
+}
+
+/// Gives a file the permissions and the group that were asked for, where it has others.
+fn set_access(file: impl AsFd, path: &Path, options: &OpenOptions) -> Result<(), DeviceError> {
+    let failed = |error: Errno| io_error("set the permissions of", path, error.into());
+    let found = fstat(&file).map_err(failed)?;
+    if let Some(group) = options.group
+        && group != found.st_gid
+    {
+        std::os::unix::fs::fchown(&file, None, Some(group)).map_err(|source| {
+            DeviceError::Group {
+                path: path.to_owned(),
+                group,
+                source,
+            }
+        })?;
+    }
+    // The mask of the process does not apply to what was asked for.
+    if found.st_mode & 0o7777 != options.mode {
+        fchmod(&file, Mode::from_raw_mode(options.mode)).map_err(failed)?;
+    }
+    Ok(())
+}
+
 fn is_want_of_room(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -506,7 +642,7 @@ fn base_page_size() -> u64 {
 }
 
 /// Size of the pages that back a file of memory; the kernel gives it as the file's best unit of I/O.
-fn page_size_of(file: &OwnedFd, path: &Path) -> Result<u64, DeviceError> {
+fn page_size_of(file: impl AsFd, path: &Path) -> Result<u64, DeviceError> {
     let stat = fstat(file).map_err(|error| io_error("examine", path, error.into()))?;
     Ok((stat.st_blksize as u64).max(base_page_size()))
 }

@@ -9,12 +9,14 @@
 //! start 815234
 //! boot 0d5c7f0e-…
 //! file 26 1037
+//! pool 5d3b2a…
+//! state /var/lib/ondol
 //! end
 //! ```
 //!
 //! `start` is the process's start time in clock ticks since boot; `file` is device and inode number of the file,
 //! and stands only where the device is one file. A file at the device's name that no lock file names was not
-//! made by us.
+//! made by us. `pool` and `state` stand where a log tells what the device holds, and say where that lies.
 
 use std::fmt;
 use std::fs;
@@ -22,14 +24,24 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::thread;
+use std::time::Duration;
 
+use ondol_catalog::failpoint;
 use ondol_shm::{ForkGuard, boot_id, process_start_time};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open};
 use rustix::io::Errno;
 
-use super::{DeviceError, io_error};
+use super::{DeviceError, OpenOptions, PoolId, Predecessor, io_error, state};
 
 const MAGIC: &str = "ondol-owner 1";
+
+/// More than the longest record has.
+const MAX_RECORD: usize = 16 << 10;
+
+/// How often, and how long apart, a lock is tried: who only looks whether it is held holds it for a moment.
+const LOCK_ATTEMPTS: u32 = 3;
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// A file, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,9 +77,26 @@ pub(super) fn unlink_ours(path: &Path, id: FileId) -> io::Result<()> {
     if FileId::at(path)? != Some(id) {
         return Ok(());
     }
+    unlink(path)
+}
+
+/// Unlinks `path`, if it is there.
+pub(super) fn unlink(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    failpoint!("device.unlink");
+    Ok(())
+}
+
+/// Whether somebody holds the exclusive lock of a file. Others who ask at the same time do not disturb.
+pub(super) fn is_locked(file: impl AsFd) -> Result<bool, Errno> {
+    let ask = || flock(&file, FlockOperation::NonBlockingLockShared);
+    match rustix::io::retry_on_intr(ask) {
+        Ok(()) => flock(&file, FlockOperation::Unlock).map(|()| false),
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error),
     }
 }
 
@@ -121,17 +150,26 @@ pub(super) struct OwnerRecord {
     boot: String,
     /// The file that the device's name stood for.
     pub(super) file: Option<FileId>,
+    pub(super) pool: Option<PoolId>,
+    /// The state directory whose log tells what the device holds.
+    pub(super) state: Option<PathBuf>,
 }
 
 impl OwnerRecord {
-    fn of_this_process(file: Option<FileId>) -> io::Result<Self> {
+    fn of_this_process(file: Option<FileId>, options: &OpenOptions) -> io::Result<Self> {
         let pid = process::id();
         Ok(Self {
             pid,
             start: process_start_time(pid)?,
             boot: boot_id()?,
             file,
+            pool: options.pool,
+            state: options.state.as_deref().map(state::full_path),
         })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -139,7 +177,8 @@ impl OwnerRecord {
         if lines.next() != Some(MAGIC) {
             return None;
         }
-        let (mut pid, mut start, mut boot, mut file) = (None, None, None, None);
+        let (mut pid, mut start, mut boot) = (None, None, None);
+        let (mut file, mut pool, mut state) = (None, None, None);
         for line in lines {
             let (name, value) = line.split_once(' ').unwrap_or((line, ""));
             match name {
@@ -153,6 +192,8 @@ impl OwnerRecord {
                         ino: ino.parse().ok()?,
                     });
                 }
+                "pool" => pool = Some(value.parse().ok()?),
+                "state" => state = Some(state::unescape(value)?),
                 // What follows is the rest of a longer record, if the writer was killed before it cut the file.
                 "end" => {
                     return Some(Self {
@@ -160,6 +201,8 @@ impl OwnerRecord {
                         start: start?,
                         boot: boot?,
                         file,
+                        pool,
+                        state,
                     });
                 }
                 _ => return None,
@@ -168,7 +211,8 @@ impl OwnerRecord {
         None
     }
 
-    fn is_visible_process(&self) -> bool {
+    /// Whether the process that wrote this still lives, as far as can be seen from here.
+    pub(super) fn is_visible_process(&self) -> bool {
         boot_id().is_ok_and(|boot| boot == self.boot)
             && process_start_time(self.pid).is_ok_and(|start| start == self.start)
     }
@@ -183,6 +227,12 @@ impl fmt::Display for OwnerRecord {
         )?;
         if let Some(file) = self.file {
             writeln!(f, "file {} {}", file.dev, file.ino)?;
+        }
+        if let Some(pool) = self.pool {
+            writeln!(f, "pool {pool}")?;
+        }
+        if let Some(state) = &self.state {
+            writeln!(f, "state {}", state::escape(state))?;
         }
         writeln!(f, "end")
     }
@@ -205,6 +255,7 @@ impl OwnerLock {
     pub(super) fn acquire(path: PathBuf, device: &Path) -> Result<Self, DeviceError> {
         let failed = |source: io::Error| io_error("lock", &path, source);
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let mut attempt = 1;
         loop {
             let created = open(
                 &path,
@@ -222,6 +273,11 @@ impl OwnerLock {
             };
             let id = FileId::of(&file).map_err(failed)?;
             let Some(file) = LockedFile::try_lock(file).map_err(failed)? else {
+                if attempt < LOCK_ATTEMPTS {
+                    attempt += 1;
+                    thread::sleep(LOCK_PAUSE);
+                    continue;
+                }
                 let record = open(&path, flags, Mode::empty()).map(|file| read(&file));
                 return Err(in_use(
                     device,
@@ -241,6 +297,7 @@ impl OwnerLock {
                     ),
                 });
             }
+            failpoint!("device.lock");
             return Ok(Self {
                 path,
                 id,
@@ -256,10 +313,30 @@ impl OwnerLock {
         self.predecessor.as_ref()
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Refuses a device whose bytes another state directory has a use for.
+    pub(super) fn check_reserved(
+        &self,
+        device: &Path,
+        options: &OpenOptions,
+    ) -> Result<(), DeviceError> {
+        match &self.predecessor {
+            Some(record) => check_reserved(device, record.pool, record.state.as_deref(), options),
+            None => Ok(()),
+        }
+    }
+
     /// Writes that this process owns the device, which is now `file`.
-    pub(super) fn record(&self, file: Option<FileId>) -> Result<(), DeviceError> {
+    pub(super) fn record(
+        &self,
+        file: Option<FileId>,
+        options: &OpenOptions,
+    ) -> Result<(), DeviceError> {
         let write = || {
-            let text = OwnerRecord::of_this_process(file)?.to_string();
+            let text = OwnerRecord::of_this_process(file, options)?.to_string();
             let written = rustix::io::pwrite(&self.file, text.as_bytes(), 0)?;
             if written != text.len() {
                 return Err(Errno::NOSPC.into());
@@ -267,6 +344,7 @@ impl OwnerLock {
             ftruncate(&self.file, text.len() as u64)?;
             // On a disk the record must not be lost while the files that it names are kept.
             rustix::fs::fsync(&self.file)?;
+            failpoint!("device.record");
             Ok(())
         };
         write().map_err(|source| io_error("write", &self.path, source))
@@ -314,8 +392,32 @@ impl Drop for OwnerLock {
     }
 }
 
-fn read(file: impl AsFd) -> io::Result<Option<OwnerRecord>> {
-    let mut buffer = [0; 1024];
+/// Refuses a device of `pool` if the log in `state`, which is another server's directory, tells what it holds.
+pub(super) fn check_reserved(
+    device: &Path,
+    pool: Option<PoolId>,
+    state: Option<&Path>,
+    options: &OpenOptions,
+) -> Result<(), DeviceError> {
+    let Some(state) = state else {
+        return Ok(());
+    };
+    let is_ours = options
+        .state
+        .as_deref()
+        .is_some_and(|ours| state::is_same(ours, state));
+    if is_ours || options.predecessor == Predecessor::Replace || !state::has_log_of(state, pool) {
+        return Ok(());
+    }
+    Err(DeviceError::Reserved {
+        path: device.to_owned(),
+        state: state.to_owned(),
+    })
+}
+
+/// The text of a lock file; `None` if it is none.
+pub(super) fn read(file: impl AsFd) -> io::Result<Option<OwnerRecord>> {
+    let mut buffer = [0; MAX_RECORD];
     let len = rustix::io::pread(file, &mut buffer, 0)?;
     Ok(std::str::from_utf8(&buffer[..len])
         .ok()
@@ -344,8 +446,17 @@ mod tests {
 
     #[test]
     fn a_record_reads_back_and_the_rest_of_a_longer_one_is_ignored() {
-        for file in [None, Some(FileId { dev: 26, ino: 1037 })] {
-            let record = OwnerRecord::of_this_process(file).unwrap();
+        let with_log = OpenOptions {
+            pool: Some(PoolId([7; 16])),
+            state: Some(PathBuf::from("/no such/place\nend")),
+            ..OpenOptions::default()
+        };
+        for (file, options) in [
+            (None, &OpenOptions::default()),
+            (Some(FileId { dev: 26, ino: 1037 }), &with_log),
+        ] {
+            let record = OwnerRecord::of_this_process(file, options).unwrap();
+            assert_eq!((record.pool, &record.state), (options.pool, &options.state));
             assert_eq!(
                 OwnerRecord::parse(&record.to_string()),
                 Some(record.clone())
@@ -357,13 +468,16 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_refused() {
-        let record = OwnerRecord::of_this_process(None).unwrap().to_string();
+        let record = OwnerRecord::of_this_process(None, &OpenOptions::default());
+        let record = record.unwrap().to_string();
         for text in [
             "",
             "hello\n",
             record.trim_end().strip_suffix("end").unwrap(),
             &record.replace("owner 1", "owner 2"),
             &record.replace("pid ", "pid x"),
+            &record.replace("end", "pool 12\nend"),
+            &record.replace("end", "state %\nend"),
         ] {
             assert_eq!(OwnerRecord::parse(text), None, "{text:?}");
         }
@@ -388,7 +502,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("x.owner");
         let (held, times) = (AtomicBool::new(false), AtomicU32::new(0));
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     while times.load(Ordering::Relaxed) < 2000 {

@@ -6,8 +6,8 @@ use super::allocate::{allocate, populate};
 use super::named::NameClaim;
 use super::room;
 use super::{
-    Backing, Device, DeviceEnv, DeviceError, DeviceUri, Hold, MIN_ALIGNMENT, Medium, OpenOptions,
-    Source, base_page_size, io_error, page_size_of,
+    Device, DeviceEnv, DeviceError, DeviceUri, MIN_ALIGNMENT, OpenOptions, Predecessor,
+    base_page_size, io_error, page_size_of,
 };
 
 const DEFAULT_SIZE: u64 = 1 << 30;
@@ -20,43 +20,37 @@ pub(super) fn open(
     options: &OpenOptions,
 ) -> Result<Device, DeviceError> {
     let root = &env.shm_root;
-    let mut claim = NameClaim::take(root.join(name), root.join(format!("{name}.owner")))?;
+    let (path, lock_path) = (root.join(name), root.join(format!("{name}.owner")));
+    let whole_pages = |size: u64| {
+        size.checked_next_multiple_of(base_page_size())
+            .ok_or_else(|| room::no_space(uri, root, size, 0))
+    };
+    let exact_uri = |len| DeviceUri::Shm {
+        name: name.to_owned(),
+        size: Some(len),
+    };
+    if let Predecessor::Keep(record) = &options.predecessor {
+        let asked = size.map(whole_pages).transpose()?;
+        let (claim, file) = NameClaim::keep(uri, path, lock_path, asked, record, options)?;
+        let page_size = page_size_of(&file.file, claim.path())?;
+        return Ok(claim.into_device(exact_uri(file.len), file, page_size, true));
+    }
+
+    let mut claim = NameClaim::take(path, lock_path, options)?;
     let size = match size {
         Some(size) => size,
         None => default_size(env)?,
     };
     room::check_space(uri, root, size)?;
     room::check_memory(uri, env, size)?;
-    let len = size
-        .checked_next_multiple_of(base_page_size())
-        .ok_or_else(|| room::no_space(uri, root, size, 0))?;
-
+    let len = whole_pages(size)?;
     let file = claim.create(options)?;
     let page_size = page_size_of(&file, claim.path())?;
     allocate(file.as_fd(), len, page_size)
         .map_err(|error| io_error("allocate", claim.path(), error))?;
     populate(file.as_fd(), len, page_size);
-    let (file, id) = claim.publish(file)?;
-    Ok(Device {
-        uri: DeviceUri::Shm {
-            name: name.to_owned(),
-            size: Some(len),
-        },
-        backings: vec![Backing {
-            path: Some(claim.path().to_owned()),
-            len,
-            usable: 0..len,
-            source: Source::Locked(file),
-            medium: Medium::Memory,
-            id,
-        }],
-        alignment: MIN_ALIGNMENT.max(page_size),
-        page_size,
-        whole_backing_regions: false,
-        volatile: true,
-        kept: false,
-        hold: Hold::Name(claim),
-    })
+    let file = claim.publish(file, len, options)?;
+    Ok(claim.into_device(exact_uri(len), file, page_size, false))
 }
 
 /// 1 GiB, or half of what is free if that is less.

@@ -13,6 +13,9 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod leftovers;
+mod warm;
+
 const MIB: u64 = 1 << 20;
 
 /// A root of memory, as `/dev/shm` is, where the machine has one.
@@ -64,11 +67,30 @@ fn first_page(file: impl AsFd, len: u64) -> ondol_shm::PageBytes {
 /// This test binary again, as another process that holds a device.
 struct Holder {
     child: Child,
+    record: DeviceRecord,
 }
 
 impl Holder {
     fn start(uri: &str, env: &DeviceEnv, what: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::start_with(uri, env, &OpenOptions::default(), what, "")
+            .unwrap_or_else(|| panic!("the helper could not open {uri}"))
+    }
+
+    /// `None` if the process ended before it held the device.
+    fn start_with(
+        uri: &str,
+        env: &DeviceEnv,
+        options: &OpenOptions,
+        what: &str,
+        failpoints: &str,
+    ) -> Option<Self> {
+        let predecessor = match &options.predecessor {
+            Predecessor::Unknown => String::new(),
+            Predecessor::Replace => "replace".to_owned(),
+            Predecessor::Keep(record) => serde_json::to_string(record).unwrap(),
+        };
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args([
                 "--exact",
                 "device::tests::helper_process",
@@ -78,45 +100,78 @@ impl Holder {
             .env("ONDOL_TEST_HOLD", what)
             .env("ONDOL_TEST_URI", uri)
             .env("ONDOL_TEST_ROOT", &env.shm_root)
+            .env("ONDOL_TEST_SYS", &env.sysfs_root)
+            .env("ONDOL_TEST_PREDECESSOR", predecessor)
+            .env("ONDOL_TEST_FAILPOINTS", failpoints)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stderr(Stdio::null());
+        if let Some(pool) = options.pool {
+            command.env("ONDOL_TEST_POOL", pool.to_string());
+        }
+        if let Some(state) = &options.state {
+            command.env("ONDOL_TEST_STATE", state);
+        }
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let held = lines.any(|line| line.unwrap().contains("device held"));
-        assert!(held, "the helper could not open {uri}");
-        Self { child }
+        let record = lines.find_map(|line| {
+            let line = line.unwrap();
+            let (_, record) = line.split_once("device held ")?;
+            Some(serde_json::from_str(record).unwrap())
+        });
+        match record {
+            Some(record) => Some(Self { child, record }),
+            None => {
+                child.wait().unwrap();
+                None
+            }
+        }
     }
 
     fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    fn kill(mut self) {
+    fn kill(mut self) -> DeviceRecord {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+        self.record
     }
 }
 
 #[test]
 #[ignore = "started by other tests as another process"]
 fn helper_process() {
-    let Ok(what) = std::env::var("ONDOL_TEST_HOLD") else {
+    let var = |name: &str| std::env::var(name).ok();
+    let Some(what) = var("ONDOL_TEST_HOLD") else {
         return;
     };
-    let uri = std::env::var("ONDOL_TEST_URI").unwrap();
+    let uri = var("ONDOL_TEST_URI").unwrap().parse().unwrap();
     let env = DeviceEnv {
-        shm_root: PathBuf::from(std::env::var("ONDOL_TEST_ROOT").unwrap()),
+        shm_root: PathBuf::from(var("ONDOL_TEST_ROOT").unwrap()),
+        sysfs_root: PathBuf::from(var("ONDOL_TEST_SYS").unwrap()),
         plain_file_as_dax: true,
         ..DeviceEnv::default()
     };
-    let mut device = open(&uri, &env).unwrap();
-    println!("\ndevice held");
+    let options = OpenOptions {
+        pool: var("ONDOL_TEST_POOL").map(|pool| pool.parse().unwrap()),
+        state: var("ONDOL_TEST_STATE").map(PathBuf::from),
+        predecessor: match var("ONDOL_TEST_PREDECESSOR").unwrap().as_str() {
+            "" => Predecessor::Unknown,
+            "replace" => Predecessor::Replace,
+            record => Predecessor::Keep(serde_json::from_str(record).unwrap()),
+        },
+        ..OpenOptions::default()
+    };
+    ondol_catalog::arm_failpoints(&var("ONDOL_TEST_FAILPOINTS").unwrap()).unwrap();
+    let mut device = Device::open(&uri, &env, &options).unwrap();
+    let record = serde_json::to_string(&device.record()).unwrap();
+    println!("\ndevice held {record}");
     io::stdout().flush().unwrap();
     if what == "churn" {
         loop {
             drop(device);
-            device = open(&uri, &env).unwrap();
+            device = Device::open(&uri, &env, &options).unwrap();
         }
     }
     // Until the parent goes, should it go without killing this process.
@@ -699,7 +754,11 @@ fn a_dax_device_is_used_behind_its_header() {
     );
     assert_eq!((device.capacity(), device.alignment()), (14 * MIB, 2 * MIB));
     assert!(device.outlives_process() && !device.is_volatile());
-    assert!(fs::read(&node).unwrap().iter().all(|byte| *byte == 0));
+    let bytes = fs::read(&node).unwrap();
+    assert_eq!(&bytes[64..72], b"ONDOLDAX");
+    // Maru's header comes first, and is not ours.
+    let others = bytes[..64].iter().chain(&bytes[4096..]);
+    assert!(others.into_iter().all(|byte| *byte == 0));
     check_descriptors(backing);
 
     let error = open(&uri, &env).unwrap_err();
