@@ -4,7 +4,10 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -20,10 +23,45 @@ pub const MAX_FDS: usize = 4;
 ///
 /// # Panics
 /// If there are more than [`MAX_FDS`] descriptors, or descriptors without a byte to carry them.
-pub fn send_with_fds(
+pub fn send_with_fds(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send(socket, bytes, fds, SendFlags::NOSIGNAL, || {
+        // The socket's own timeout has passed.
+        Err(io::ErrorKind::WouldBlock.into())
+    })
+}
+
+/// As [`send_with_fds`], but gives up at `deadline`, however slowly the peer makes room.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`] at the deadline, else as [`send_with_fds`].
+///
+/// # Panics
+/// As [`send_with_fds`].
+pub fn send_with_fds_by(
+    socket: &UnixStream,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    deadline: Instant,
+) -> io::Result<()> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    send(socket, bytes, fds, flags, || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        let mut room = [PollFd::new(socket, PollFlags::OUT)];
+        match poll(&mut room, Some(&timeout)) {
+            Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    })
+}
+
+fn send(
     socket: &UnixStream,
     mut bytes: &[u8],
     fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+    mut wait: impl FnMut() -> io::Result<()>,
 ) -> io::Result<()> {
     assert!(
         fds.len() <= MAX_FDS && (fds.is_empty() || !bytes.is_empty()),
@@ -36,14 +74,13 @@ pub fn send_with_fds(
         ancillary.push(SendAncillaryMessage::ScmRights(fds));
     }
     while !bytes.is_empty() {
-        let sent = match sendmsg(
-            socket,
-            &[IoSlice::new(bytes)],
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        ) {
+        let sent = match sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags) {
             Ok(sent) => sent,
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => {
+                wait()?;
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         ancillary.clear();
@@ -71,7 +108,7 @@ pub fn recv_with_fds(
             &mut ancillary,
             RecvFlags::CMSG_CLOEXEC,
         ) {
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             result => break result?,
         }
     };
@@ -88,6 +125,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
+    use std::time::Duration;
 
     #[test]
     fn a_descriptor_arrives_with_its_message() {
@@ -118,5 +156,36 @@ mod tests {
             recv_with_fds(&ours, &mut [0; 1], &mut Vec::new()).unwrap(),
             0
         );
+    }
+
+    #[test]
+    fn what_is_sent_slowly_arrives_whole_before_the_deadline_and_not_at_all_after_it() {
+        let long = vec![7; 4 << 20];
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let deadline = Instant::now() + Duration::from_secs(60);
+                send_with_fds_by(&ours, &long, &[], deadline).unwrap();
+                ours.shutdown(std::net::Shutdown::Write).unwrap();
+            });
+            let mut found = Vec::new();
+            theirs.read_to_end(&mut found).unwrap();
+            assert_eq!(found, long);
+        });
+
+        // A peer that always makes some room, but not in time.
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut some = [0; 1024];
+                while theirs.read(&mut some).is_ok_and(|len| len > 0) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let deadline = Instant::now() + Duration::from_millis(50);
+            let error = send_with_fds_by(&ours, &long, &[], deadline).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            drop(ours);
+        });
     }
 }

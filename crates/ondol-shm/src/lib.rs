@@ -34,7 +34,7 @@ mod region;
 mod write_back;
 
 #[cfg(not(loom))]
-pub use fds::{MAX_FDS, recv_with_fds, send_with_fds};
+pub use fds::{MAX_FDS, recv_with_fds, send_with_fds, send_with_fds_by};
 pub use fork::ForkGuard;
 pub use handle::{HandleSecret, RegionHandle, TOKEN_BYTES};
 pub use holds::HoldCount;
@@ -53,9 +53,7 @@ pub use object::{LayoutFingerprint, ObjectMeta};
 #[cfg(not(loom))]
 pub use peer::{PeerCredentials, peer_groups};
 #[cfg(not(loom))]
-pub use process::{
-    Liveness, Process, ProcessIdentity, boot_id, own_start_time, process_start_time,
-};
+pub use process::{Liveness, Process, ProcessIdentity, boot_id, process_start_time};
 #[cfg(not(loom))]
 pub use region::{LeasedBytes, PageBytes, ReadRegion, RegionError, WriteRegion};
 #[cfg(not(loom))]

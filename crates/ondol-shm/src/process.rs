@@ -225,21 +225,16 @@ fn start_time_of(pidfd: &OwnedFd) -> io::Result<u64> {
     start_time_in(&format!("/proc/{pid}/stat"))
 }
 
-/// When the process with this number started, in clock ticks since boot (field 22 of `/proc/PID/stat`).
+/// When the process with this number started, in clock ticks since boot (field 22 of `/proc/PID/stat`). Right for the
+/// calling process also where `/proc` numbers processes as another PID namespace does.
 ///
 /// # Errors
 /// If there is no such process.
 pub fn process_start_time(pid: u32) -> io::Result<u64> {
+    if pid == std::process::id() {
+        return start_time_in("/proc/self/stat");
+    }
     start_time_in(&format!("/proc/{pid}/stat"))
-}
-
-/// When the calling process started, in clock ticks since boot. Right also where `/proc` numbers processes as another
-/// PID namespace does.
-///
-/// # Errors
-/// If `/proc` is not there.
-pub fn own_start_time() -> io::Result<u64> {
-    start_time_in("/proc/self/stat")
 }
 
 fn start_time_in(path: &str) -> io::Result<u64> {
