@@ -22,7 +22,7 @@ pub enum HandlerError {
         /// The longest page in bytes.
         longest: u64,
     },
-    /// The page was allocated through another connection.
+    /// The page was allocated before a reconnect, or from a server that does not know this handler any more.
     #[error("the page belongs to a connection that is over; allocate a new one and write it again")]
     ForeignPage,
     /// The engine did not accept the object.
@@ -67,6 +67,25 @@ pub enum HandlerError {
 impl HandlerError {
     /// Whether the call may have been carried out although it failed; it can be repeated safely.
     pub fn is_outcome_unknown(&self) -> bool {
-        matches!(self, Self::Control(error) if error.is_outcome_unknown())
+        matches!(self, Self::Control(error) if may_be_done(error))
     }
+
+    /// Whether the server is not there now; nothing was sent, or it is not known what became of it.
+    pub fn is_disconnected(&self) -> bool {
+        matches!(
+            self,
+            Self::Control(ControlError::Disconnected { .. } | ControlError::TimedOut { .. })
+        )
+    }
+
+    pub(crate) fn is_unknown_client(&self) -> bool {
+        matches!(self, Self::Control(ControlError::UnknownClient(_)))
+    }
+}
+
+/// Whether what was asked may have been carried out, or may still be: an engine that failed may have recorded it, and
+/// an answer that could not be read was an answer.
+pub(crate) fn may_be_done(error: &ControlError) -> bool {
+    error.is_outcome_unknown()
+        || matches!(error, ControlError::Failed(_) | ControlError::Protocol(_))
 }

@@ -29,9 +29,12 @@
 
 #![forbid(unsafe_code)]
 
+mod backoff;
 mod batch;
 mod config;
 mod error;
+#[cfg(test)]
+mod fake;
 mod handler;
 mod layout;
 mod line;

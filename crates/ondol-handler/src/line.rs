@@ -1,6 +1,7 @@
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ondol_plugin::{HandlerView, Key, RegionId};
 use ondol_protocol::{ClientInfo, ControlError, ControlPlane, Hit, Retrieve};
@@ -11,7 +12,6 @@ use crate::pins::Pins;
 use crate::regions::Regions;
 use crate::stock::Stock;
 use crate::{Expect, HandlerError};
-use std::os::fd::AsFd;
 
 /// One connection to an engine, with everything that is only good with it.
 #[derive(Debug)]
@@ -25,9 +25,12 @@ pub(crate) struct Line {
     pub(crate) home: ForkGuard,
     /// Whether the handler has left this connection.
     over: AtomicBool,
+    /// The incarnation under which what was lost with the one before is settled.
+    settled: AtomicU64,
 }
 
 /// What a look-up found, before any of it is an object.
+#[derive(Default)]
 pub(crate) struct Found {
     pub(crate) hits: Vec<Option<(Hit, Lease)>>,
     pub(crate) mismatches: u32,
@@ -50,7 +53,30 @@ impl Line {
             slots,
             home: ForkGuard::new(),
             over: AtomicBool::new(false),
+            settled: AtomicU64::new(info.incarnation),
         })
+    }
+
+    /// After a server that was started again has taken this client up, what the last one did not answer is asked
+    /// again. Whether there is a new server that this line has not been seen with before.
+    pub(crate) fn settle_after_resume(&self) -> bool {
+        // In this order: incarnations do not come again, so a change that another thread has seen is no change here.
+        let before = self.settled.load(Ordering::Acquire);
+        let now = self.plane.client().incarnation;
+        if now == before
+            || self
+                .settled
+                .compare_exchange(before, now, Ordering::AcqRel, Ordering::Acquire)
+                .is_err()
+        {
+            return false;
+        }
+        ondol_catalog::failpoint!("client.settle");
+        if let Err(error) = self.stock.settle(&*self.plane) {
+            // Kept, and asked again when pages are needed, or by the next call on the next server.
+            tracing::debug!(%error, "what the last server did not answer is not settled yet");
+        }
+        true
     }
 
     /// Finds and leases objects. A lease that comes with a hit is booked at the engine; all others end here.
@@ -80,7 +106,9 @@ impl Line {
             prefix,
             expect: expect.layout,
         };
+        ondol_catalog::failpoint!("client.retrieve.leased");
         let answer = self.plane.retrieve(&request)?;
+        ondol_catalog::failpoint!("client.retrieve.answered");
         if answer.hits.len() != keys.len() {
             let found = answer.hits.len();
             return Err(
@@ -121,10 +149,19 @@ impl Line {
     /// they need of this line alive.
     pub(crate) fn leave(&self) {
         self.over.store(true, Ordering::Release);
+        ondol_catalog::failpoint!("client.close.begun");
         self.stock.give_back(&*self.plane);
+        ondol_catalog::failpoint!("client.close.returned");
         if let Err(error) = self.plane.leave() {
             tracing::debug!(%error, "the engine was left without a word");
         }
+    }
+
+    /// Gives the line up without a word: the engine does not know it any more. Objects that are still held keep their
+    /// memory, pages that are still held can be written but not stored.
+    pub(crate) fn abandon(&self) {
+        self.over.store(true, Ordering::Release);
+        self.stock.abandon();
     }
 }
 

@@ -11,5 +11,9 @@ ondol_catalog::counters! {
             "Keys that a handler did not find.";
         stores STORES "ondol_handler_stores_total"
             "Objects that a handler made visible.";
+        reconnects RECONNECTS "ondol_handler_reconnects_total"
+            "Times that a server which was started again took a handler up as the client that it was.";
+        new_lines NEW_LINES "ondol_handler_new_lines_total"
+            "Times that a handler became a new client, as the server did not know it any more.";
     }
 }

@@ -161,6 +161,7 @@ impl Drop for PageMut {
         if self.bytes.take().is_none() || !self.line.home.is_home() {
             return;
         }
+        ondol_catalog::failpoint!("client.drop");
         let plane = &*self.line.plane;
         self.line.stock.put(plane, self.stride, self.grant);
         if self.line.is_over() {

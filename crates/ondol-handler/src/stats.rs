@@ -28,6 +28,10 @@ pub struct HandlerCounts {
     pub layout_mismatches: u64,
     /// Objects not served because of their checksum.
     pub checksum_mismatches: u64,
+    /// Times that a server which was started again has taken this handler up as the client that it was.
+    pub reconnects: u64,
+    /// Times that this handler has become a new client, as the server did not know it any more.
+    pub new_lines: u64,
     /// Leases held now.
     pub leases: u64,
     /// Pages in stock, granted and not in use.
@@ -44,7 +48,7 @@ pub enum Health {
     Connected,
     /// The handler was closed.
     Closed,
-    /// The engine does not answer, and why.
+    /// The engine does not answer, and why; for a server that is away, also when it is looked for again.
     Unreachable(String),
 }
 

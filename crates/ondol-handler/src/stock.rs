@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ondol_protocol::{ControlError, ControlPlane, Grant, GrantRequest};
 use parking_lot::Mutex;
 
+use crate::error::may_be_done;
+
 const LARGEST_BATCH: u32 = 64;
 /// So many pages are returned with one message.
 const RETURNED_AT_ONCE: usize = 1024;
@@ -19,6 +21,8 @@ struct Shelves {
     unanswered: Vec<GrantRequest>,
     /// Pages whose commit was not answered; the engine knows whether they are still granted.
     unsettled: Vec<Grant>,
+    /// Whether the engine has forgotten this client, and with it every page of its.
+    is_abandoned: bool,
 }
 
 #[derive(Debug)]
@@ -67,6 +71,9 @@ impl Stock {
         let most = self.largest_batch(stride) as usize;
         let excess = {
             let mut shelves = self.shelves.lock();
+            if shelves.is_abandoned {
+                return;
+            }
             let shelf = shelves.pages.entry(stride).or_default();
             shelf.push(grant);
             if shelf.len() <= 2 * most {
@@ -79,7 +86,22 @@ impl Stock {
 
     /// Notes a page whose commit was not answered.
     pub(crate) fn leave_unsettled(&self, grant: Grant) {
-        self.shelves.lock().unsettled.push(grant);
+        self.keep_unsettled([grant]);
+    }
+
+    fn keep_unsettled(&self, grants: impl IntoIterator<Item = Grant>) {
+        let mut shelves = self.shelves.lock();
+        if !shelves.is_abandoned {
+            shelves.unsettled.extend(grants);
+        }
+    }
+
+    /// Forgets every page: the engine does not know this client any more.
+    pub(crate) fn abandon(&self) {
+        *self.shelves.lock() = Shelves {
+            is_abandoned: true,
+            ..Shelves::default()
+        };
     }
 
     /// Returns every page in stock to the engine; how many were returned.
@@ -111,9 +133,7 @@ impl Stock {
             let rest = pages.split_off(pages.len().min(RETURNED_AT_ONCE));
             if let Err(error) = plane.return_pages(&pages) {
                 tracing::debug!(%error, pages = pages.len(), "pages could not be returned now");
-                let mut shelves = self.shelves.lock();
-                shelves.unsettled.extend(pages);
-                shelves.unsettled.extend(rest);
+                self.keep_unsettled(pages.into_iter().chain(rest));
                 return Err(error);
             }
             pages = rest;
@@ -153,8 +173,8 @@ impl Stock {
             count,
         };
         let mut grants = plane.grant(request).inspect_err(|error| {
-            if error.is_outcome_unknown() {
-                self.shelves.lock().unanswered.push(request);
+            if may_be_done(error) {
+                self.keep_unanswered([request]);
             }
         })?;
         let first = grants
@@ -171,9 +191,16 @@ impl Stock {
         Ok(first)
     }
 
+    fn keep_unanswered(&self, requests: impl IntoIterator<Item = GrantRequest>) {
+        let mut shelves = self.shelves.lock();
+        if !shelves.is_abandoned {
+            shelves.unanswered.extend(requests);
+        }
+    }
+
     /// Asks again for what was not answered, and returns what may or may not have been committed. At the first
     /// question that is not answered either the rest is left for another time.
-    fn settle(&self, plane: &dyn ControlPlane) -> Result<(), ControlError> {
+    pub(crate) fn settle(&self, plane: &dyn ControlPlane) -> Result<(), ControlError> {
         let (requests, grants) = {
             let mut shelves = self.shelves.lock();
             (
@@ -184,35 +211,26 @@ impl Stock {
         let mut requests = requests.into_iter();
         while let Some(request) = requests.next() {
             match plane.grant(request) {
-                Ok(pages) => self
-                    .shelves
-                    .lock()
-                    .pages
-                    .entry(request.stride)
-                    .or_default()
-                    .extend(pages),
-                Err(error) if !is_answer(&error) => {
+                Ok(pages) => {
                     let mut shelves = self.shelves.lock();
-                    shelves.unanswered.push(request);
-                    shelves.unanswered.extend(requests);
-                    shelves.unsettled.extend(grants);
+                    if !shelves.is_abandoned {
+                        let shelf = shelves.pages.entry(request.stride).or_default();
+                        shelf.extend(pages);
+                    }
+                }
+                // Had it been carried out before, it would have brought the same pages.
+                Err(error @ (ControlError::PoolFull(_) | ControlError::ShareExceeded { .. })) => {
+                    tracing::debug!(%error, "a repeated request for pages was refused");
+                }
+                // A door that turns connections away says nothing about the request.
+                Err(ControlError::Refused(_)) => self.keep_unanswered([request]),
+                Err(error) => {
+                    self.keep_unanswered(std::iter::once(request).chain(requests));
+                    self.keep_unsettled(grants);
                     return Err(error);
                 }
-                // It had not been carried out before and is not now.
-                Err(error) => tracing::debug!(%error, "a repeated request for pages was refused"),
             }
         }
         self.return_or_keep(plane, grants)
     }
-}
-
-/// Whether the engine said this. If not, it may still be carrying out what it was asked before.
-fn is_answer(error: &ControlError) -> bool {
-    matches!(
-        error,
-        ControlError::PoolFull(_)
-            | ControlError::ShareExceeded { .. }
-            | ControlError::Refused(_)
-            | ControlError::Failed(_)
-    )
 }

@@ -1,12 +1,14 @@
 mod pin;
 mod read;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use ondol_host::{HandlerPlugins, LoadOptions, PluginReport, Registry};
@@ -15,6 +17,7 @@ use ondol_protocol::{ControlError, ControlPlane, Listing};
 use ondol_shm::ForkGuard;
 use parking_lot::{RwLock, RwLockReadGuard};
 
+use crate::backoff::Backoff;
 use crate::line::Line;
 use crate::metrics::Counters;
 use crate::{
@@ -51,7 +54,11 @@ pub struct Prefetched {
 /// The client of an engine: writes objects into shared memory, reads them without a copy.
 ///
 /// All methods take `&self` and may be called from many threads at once. Readers take no lock that a writer holds
-/// while it talks to the engine. See the [crate's documentation](crate) for what the guards promise.
+/// while it talks to the engine.
+///
+/// A handler outlives its server: while that is away calls fail, and they work again once it is back. If the server
+/// does not know this handler any more, the call that learns it makes the handler a new client and is carried out.
+/// See the [crate's documentation](crate) for what the guards promise.
 pub struct Handler {
     config: HandlerConfig,
     connect: Box<Connect>,
@@ -60,8 +67,10 @@ pub struct Handler {
     home: ForkGuard,
     /// The connection in use; none after `close`.
     line: ArcSwapOption<Line>,
-    /// Held shared by writers, alone by `close` and `reconnect`. Readers do not take it.
+    /// Held shared by writers, alone by who replaces the line. Readers do not take it.
     lifecycle: RwLock<()>,
+    /// When a new line is tried again that could not be opened.
+    backoff: Backoff,
 }
 
 impl Handler {
@@ -77,8 +86,8 @@ impl Handler {
         )
     }
 
-    /// Connects through `connect`, which is called again by [`reconnect`](Self::reconnect): to an engine in this
-    /// process, or over a transport of the caller's.
+    /// Connects through `connect`: to an engine in this process, or over a transport of the caller's. It is called
+    /// again by [`reconnect`](Self::reconnect), and when the engine does not know this client any more.
     ///
     /// # Errors
     /// What `connect` reports, or what keeps this process from mapping the client's lease table.
@@ -104,6 +113,7 @@ impl Handler {
             home: ForkGuard::new(),
             line: ArcSwapOption::from_pointee(line),
             lifecycle: RwLock::new(()),
+            backoff: Backoff::new(seed()?),
         };
         if let Some(line) = &*handler.line.load() {
             handler.plugins.init(&**line);
@@ -116,7 +126,7 @@ impl Handler {
     /// # Errors
     /// [`HandlerError`].
     pub fn list(&self, after: Option<&Key>, limit: u32) -> Result<Listing, HandlerError> {
-        Ok(self.line()?.plane.list(after, limit)?)
+        self.on_line(|line| Ok(line.plane.list(after, limit)?))
     }
 
     /// Figures of the engine, of this handler and of its plugins.
@@ -124,9 +134,8 @@ impl Handler {
     /// # Errors
     /// [`HandlerError`].
     pub fn stats(&self) -> Result<HandlerStats, HandlerError> {
-        let line = self.line()?;
         Ok(HandlerStats {
-            engine: line.plane.stats()?,
+            engine: self.on_line(|line| Ok(line.plane.stats()?))?,
             handler: self.counts(),
             plugins: self.plugins.stats(),
         })
@@ -140,6 +149,8 @@ impl Handler {
             hits,
             misses,
             stores,
+            reconnects,
+            new_lines,
         } = &self.counters;
         let line = self.line.load();
         let line = line.as_ref();
@@ -149,6 +160,8 @@ impl Handler {
             stores: stores.get(),
             layout_mismatches: layout_mismatches.get(),
             checksum_mismatches: checksum_mismatches.get(),
+            reconnects: reconnects.get(),
+            new_lines: new_lines.get(),
             leases: line.map_or(0, |line| line.slots.in_use() as u64),
             stock_pages: line.map_or(0, |line| line.stock.len()),
             mapped_regions: line.map_or(0, |line| line.regions.mapped_count()),
@@ -162,11 +175,8 @@ impl Handler {
 
     /// Whether the engine answers.
     pub fn health(&self) -> Health {
-        match self.line() {
-            Ok(line) => line.plane.ping().map_or_else(
-                |error| Health::Unreachable(error.to_string()),
-                |()| Health::Connected,
-            ),
+        match self.on_line(|line| Ok(line.plane.ping()?)) {
+            Ok(()) => Health::Connected,
             Err(HandlerError::Closed) => Health::Closed,
             Err(error) => Health::Unreachable(error.to_string()),
         }
@@ -192,8 +202,9 @@ impl Handler {
         }
     }
 
-    /// Connects anew, after a close or when the server has been away. The old connection is closed first; objects that
-    /// are still held stay good, pages that are still held can no longer be stored.
+    /// Connects anew, as a new client: after a close, or to try at once whether the server is back. The old connection
+    /// is closed first, and its pins end; objects that are still held stay good, pages that are still held can no
+    /// longer be stored. A server that was away needs no call of this: the handler finds it again by itself.
     ///
     /// # Errors
     /// If the engine cannot be reached; the handler is closed then.
@@ -204,12 +215,82 @@ impl Handler {
         self.plugins.settle(SETTLE);
         let _alone = self.lifecycle.write();
         self.close_alone();
-        let line = Line::open((self.connect)()?, self.config.stock_bytes)?;
-        self.line.store(Some(Arc::new(line)));
+        self.line.store(Some(self.open_line()?));
         Ok(())
     }
 
-    /// Keeps `close` and `reconnect` out. A forked child is turned away before it waits for a lock that a thread of
+    fn open_line(&self) -> Result<Arc<Line>, HandlerError> {
+        let line = Line::open((self.connect)()?, self.config.stock_bytes)?;
+        Ok(Arc::new(line))
+    }
+
+    /// Does what `ask` says on the line in use. If the engine has done nothing, as it does not know this client any
+    /// more, it is asked once more on a new line.
+    fn on_line<T>(
+        &self,
+        ask: impl Fn(&Arc<Line>) -> Result<T, HandlerError>,
+    ) -> Result<T, HandlerError> {
+        let line = self.line()?;
+        match ask(&line) {
+            Err(error) if error.is_unknown_client() => ask(&self.replace(&line, &error)?),
+            result => result,
+        }
+    }
+
+    /// As [`on_line`](Self::on_line), while nobody replaces the line.
+    fn write_on_line<T>(
+        &self,
+        ask: impl Fn(&Arc<Line>) -> Result<T, HandlerError>,
+    ) -> Result<T, HandlerError> {
+        let once = || {
+            let _writer = self.writer()?;
+            let line = self.line()?;
+            let result = ask(&line);
+            Ok::<_, HandlerError>((line, result))
+        };
+        let (line, result) = once()?;
+        match result {
+            Err(error) if error.is_unknown_client() => {
+                self.replace(&line, &error)?;
+                once()?.1
+            }
+            result => result,
+        }
+    }
+
+    /// The line that is used instead of one whose client the engine does not know any more; the first thread that
+    /// asks opens it. Plugins are not told: the handler is neither new nor closed.
+    fn replace(&self, old: &Arc<Line>, why: &HandlerError) -> Result<Arc<Line>, HandlerError> {
+        let _alone = self.lifecycle.write();
+        let current = self.line.load_full().ok_or(HandlerError::Closed)?;
+        if !Arc::ptr_eq(&current, old) {
+            return Ok(current);
+        }
+        let attempt = self.backoff.attempt(Instant::now())?;
+        ondol_catalog::failpoint!("client.replace");
+        let line = match self.open_line() {
+            Err(HandlerError::Control(ControlError::Disconnected { reason, sent })) => {
+                attempt.failed(Instant::now(), &reason);
+                return Err(ControlError::Disconnected { reason, sent }.into());
+            }
+            opened => {
+                attempt.succeeded();
+                opened?
+            }
+        };
+        tracing::warn!(
+            old = %current.info.id,
+            new = %line.info.id,
+            %why,
+            "this handler goes on as a new client; pins are gone, and pages that are being written cannot be stored"
+        );
+        current.abandon();
+        self.line.store(Some(Arc::clone(&line)));
+        self.counters.new_lines.increment();
+        Ok(line)
+    }
+
+    /// Keeps out who replaces the line. A forked child is turned away before it waits for a lock that a thread of
     /// its parent holds.
     fn writer(&self) -> Result<RwLockReadGuard<'_, ()>, HandlerError> {
         if !self.home.is_home() {
@@ -222,7 +303,11 @@ impl Handler {
         if !self.home.is_home() {
             return Err(HandlerError::Forked);
         }
-        self.line.load_full().ok_or(HandlerError::Closed)
+        let line = self.line.load_full().ok_or(HandlerError::Closed)?;
+        if line.settle_after_resume() {
+            self.counters.reconnects.increment();
+        }
+        Ok(line)
     }
 }
 
@@ -245,6 +330,13 @@ impl fmt::Debug for Handler {
             .field("counts", &self.counts())
             .finish_non_exhaustive()
     }
+}
+
+fn seed() -> Result<u64, ControlError> {
+    let mut seed = [0; 8];
+    getrandom::fill(&mut seed)
+        .map_err(|error| ControlError::Failed(format!("random bytes: {error}")))?;
+    Ok(u64::from_ne_bytes(seed))
 }
 
 fn short_answer(what: &str) -> HandlerError {

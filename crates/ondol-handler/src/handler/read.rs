@@ -5,7 +5,7 @@ use ondol_plugin::{BatchSource, Hooks, Key, RetrievedBatch, StageResult};
 
 use super::{Handler, Prefetched};
 use crate::batch::{Batch, Sighted, Sighting};
-use crate::line::Line;
+use crate::line::{Found, Line};
 use crate::{Expect, HandlerError, Object};
 
 /// What gives access to objects.
@@ -23,8 +23,8 @@ impl Handler {
     /// # Errors
     /// As there.
     pub fn retrieve_with(&self, key: &Key, expect: Expect) -> Result<Option<Object>, HandlerError> {
-        let line = self.line()?;
-        let mut objects = self.find(&line, std::slice::from_ref(key), 1, false, expect)?;
+        let keys = std::slice::from_ref(key);
+        let mut objects = self.on_line(|line| self.find(line, keys, 1, false, expect))?;
         Ok(objects.pop().flatten())
     }
 
@@ -103,8 +103,10 @@ impl Handler {
         prefix: bool,
         expect: Expect,
     ) -> Result<Vec<Option<Object>>, HandlerError> {
-        let line = self.line()?;
-        let objects = self.find(&line, keys, group, prefix, expect)?;
+        let (line, objects) = self.on_line(|line| {
+            let objects = self.find(line, keys, group, prefix, expect)?;
+            Ok((Arc::clone(line), objects))
+        })?;
         if self.plugins.is_interested(Hooks::BATCH_RETRIEVE) {
             let batch = Batch {
                 keys,
@@ -156,15 +158,20 @@ impl Handler {
     /// # Errors
     /// As [`retrieve`](Self::retrieve).
     pub fn prefetch(&self, keys: &[Key]) -> Result<Prefetched, HandlerError> {
-        let line = self.line()?;
-        if keys.is_empty() {
-            return Ok(Prefetched::default());
-        }
         let expect = Expect {
             verify: false,
             ..self.expectation()
         };
-        let found = line.find(keys, 1, false, expect)?;
+        let (line, found) = self.on_line(|line| {
+            let found = match keys {
+                [] => Found::default(),
+                keys => line.find(keys, 1, false, expect)?,
+            };
+            Ok((Arc::clone(line), found))
+        })?;
+        if keys.is_empty() {
+            return Ok(Prefetched::default());
+        }
         let hits = found.hits.iter().flatten().count() as u64;
         if self.plugins.is_interested(Hooks::PREFETCH) {
             let sightings = found.hits.into_iter().map(|hit| {
@@ -206,17 +213,14 @@ impl Handler {
     pub fn stage(&self, keys: &[Key]) -> StageResult {
         let requested = keys.len() as u64;
         let staged = || {
-            let line = self.line()?;
-            let objects = self.find(
-                &line,
-                keys,
-                1,
-                false,
-                Expect {
-                    verify: false,
-                    ..self.expectation()
-                },
-            )?;
+            let expect = Expect {
+                verify: false,
+                ..self.expectation()
+            };
+            let (line, objects) = self.on_line(|line| {
+                let objects = self.find(line, keys, 1, false, expect)?;
+                Ok((Arc::clone(line), objects))
+            })?;
             let batch = Batch {
                 keys,
                 objects: &objects,
@@ -242,7 +246,7 @@ impl Handler {
     /// # Errors
     /// As [`exists`](Self::exists).
     pub fn batch_exists(&self, keys: &[Key]) -> Result<Vec<bool>, HandlerError> {
-        let located = self.line()?.plane.locate(keys)?;
+        let located = self.on_line(|line| Ok(line.plane.locate(keys)?))?;
         Ok(located.into_iter().map(|hit| hit.is_some()).collect())
     }
 }

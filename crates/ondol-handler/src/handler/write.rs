@@ -5,6 +5,7 @@ use ondol_protocol::{Commit, CommitOutcome, DeleteOutcome, Grant, ObjectMeta};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{BatchStored, Handler, Stored, short_answer};
+use crate::line::Line;
 use crate::{HandlerError, PageMut, PageSizes};
 
 /// What changes the engine's state.
@@ -33,8 +34,10 @@ impl Handler {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_in(&self, page_bytes: u64, len: usize) -> Result<PageMut, HandlerError> {
-        let _writer = self.writer()?;
-        let line = self.line()?;
+        self.write_on_line(|line| Self::alloc_on(line, page_bytes, len))
+    }
+
+    fn alloc_on(line: &Arc<Line>, page_bytes: u64, len: usize) -> Result<PageMut, HandlerError> {
         let longest = page_bytes.min(line.info.max_page_bytes);
         if len as u64 > longest || page_bytes > line.info.max_page_bytes {
             return Err(HandlerError::TooLong {
@@ -43,12 +46,13 @@ impl Handler {
             });
         }
         let grant = line.stock.take(&*line.plane, page_bytes)?;
+        ondol_catalog::failpoint!("client.alloc");
         let claim = || {
             let region = line.regions.get(&*line.plane, grant.page.region)?;
             Ok::<_, HandlerError>(region.write(&*line.plane)?.claim(grant.page, len as u64)?)
         };
         match claim() {
-            Ok(bytes) => Ok(PageMut::new(line, bytes, grant, page_bytes)),
+            Ok(bytes) => Ok(PageMut::new(Arc::clone(line), bytes, grant, page_bytes)),
             Err(error) => {
                 line.stock.put(&*line.plane, page_bytes, grant);
                 Err(error)
@@ -59,7 +63,8 @@ impl Handler {
     /// Makes an object visible, with the handler's layout and, if so configured, a checksum.
     ///
     /// # Errors
-    /// [`HandlerError`]; if [its outcome is unknown](HandlerError::is_outcome_unknown) the store can be repeated.
+    /// [`HandlerError`]; if [its outcome is unknown](HandlerError::is_outcome_unknown) the store can be repeated, with
+    /// a page that is written anew. [`HandlerError::ForeignPage`] if the page is of another connection.
     pub fn store(&self, key: &Key, page: PageMut) -> Result<Stored, HandlerError> {
         let checksum = self.config.checksum.then(|| xxh3_64(&page));
         self.store_with(
@@ -122,14 +127,35 @@ impl Handler {
         &self,
         objects: Vec<(Key, PageMut, ObjectMeta)>,
     ) -> Result<BatchStored, HandlerError> {
-        let _writer = self.writer()?;
-        let line = self.line()?;
+        let (line, result) = {
+            let _writer = self.writer()?;
+            let line = self.line()?;
+            let result = self.commit_on(&line, objects);
+            (line, result)
+        };
+        match result {
+            // Nothing was stored, and these pages are not this handler's any more: they have to be written again, on
+            // the next line. If that cannot be opened now, the next call tries again.
+            Err(error) if error.is_unknown_client() => {
+                let _ = self.replace(&line, &error);
+                Err(HandlerError::ForeignPage)
+            }
+            result => result,
+        }
+    }
+
+    fn commit_on(
+        &self,
+        line: &Arc<Line>,
+        objects: Vec<(Key, PageMut, ObjectMeta)>,
+    ) -> Result<BatchStored, HandlerError> {
         if objects
             .iter()
-            .any(|(_, page, _)| !Arc::ptr_eq(page.line(), &line))
+            .any(|(_, page, _)| !Arc::ptr_eq(page.line(), line))
         {
             return Err(HandlerError::ForeignPage);
         }
+        ondol_catalog::failpoint!("client.write");
         let mut commits = Vec::with_capacity(objects.len());
         let mut pages: Vec<(u64, Grant)> = Vec::with_capacity(objects.len());
         for (key, page, meta) in objects {
@@ -142,7 +168,10 @@ impl Handler {
             });
             pages.push((stride, grant));
         }
-        let outcomes = match line.plane.commit(&commits) {
+        ondol_catalog::failpoint!("client.store.before");
+        let answer = line.plane.commit(&commits);
+        ondol_catalog::failpoint!("client.store.answered");
+        let outcomes = match answer {
             Ok(outcomes) if outcomes.len() == pages.len() => outcomes,
             result => {
                 // Whether these pages are committed only the engine knows; none is written again before it says so.
@@ -193,7 +222,6 @@ impl Handler {
     /// # Errors
     /// [`HandlerError`].
     pub fn batch_delete(&self, keys: &[Key]) -> Result<Vec<DeleteOutcome>, HandlerError> {
-        let _writer = self.writer()?;
-        Ok(self.line()?.plane.delete(keys)?)
+        self.write_on_line(|line| Ok(line.plane.delete(keys)?))
     }
 }

@@ -1,7 +1,7 @@
 //! One connection: a request, its answer, one at a time.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ pub(super) struct Connection {
     out: Vec<u8>,
     sequence: u64,
     timeout: Duration,
+    /// Of the server at the other end; 0 until it has answered a hello.
+    pub(super) incarnation: u64,
 }
 
 /// An answer and the descriptor that came with it.
@@ -86,6 +88,7 @@ impl Connection {
             out: Vec::new(),
             sequence: 0,
             timeout,
+            incarnation: 0,
         })
     }
 
@@ -95,13 +98,14 @@ impl Connection {
         &mut self,
         path: &Path,
         request: RequestRef<'_>,
+        descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<Result<Answered, ControlError>, Broken> {
         let sequence = self.sequence;
         if let Err(error) = encode_request(&mut self.out, sequence, request) {
             return Ok(Err(error.into()));
         }
         self.sequence += 1;
-        let sent = send_with_fds(&self.stream, &self.out, &[]);
+        let sent = send_with_fds(&self.stream, &self.out, descriptor.as_slice());
         if self.out.capacity() > KEEP {
             self.out = Vec::new();
         }
@@ -120,6 +124,7 @@ impl Connection {
                 said => said,
             };
         }
+        reach_sent(request);
         self.receive(path, request, sequence)
     }
 
@@ -199,6 +204,41 @@ impl Connection {
             error: ControlError::Disconnected { reason, sent },
             was_closed: !sent,
         }
+    }
+}
+
+/// Between a request and its answer; only tests stop here.
+fn reach_sent(request: RequestRef<'_>) {
+    use ondol_catalog::failpoint;
+    match request {
+        RequestRef::Hello(_) => {
+            failpoint!("client.hello.sent");
+        }
+        RequestRef::Grant(_) => {
+            failpoint!("client.alloc.sent");
+        }
+        RequestRef::ReturnPages(_) => {
+            failpoint!("client.return.sent");
+        }
+        RequestRef::Commit(_) => {
+            failpoint!("client.store.sent");
+        }
+        RequestRef::Retrieve(_) => {
+            failpoint!("client.retrieve.sent");
+        }
+        RequestRef::Pin(_) => {
+            failpoint!("client.pin.sent");
+        }
+        RequestRef::Unpin(_) => {
+            failpoint!("client.unpin.sent");
+        }
+        RequestRef::Delete(_) => {
+            failpoint!("client.delete.sent");
+        }
+        RequestRef::Leave => {
+            failpoint!("client.close.sent");
+        }
+        _ => {}
     }
 }
 

@@ -2,10 +2,11 @@
 
 mod connection;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ondol_plugin::Key;
 use ondol_protocol::wire::{Answer, Hello, RequestRef};
@@ -17,6 +18,7 @@ use ondol_protocol::{
 use ondol_shm::{ForkGuard, RegionHandle, process_start_time};
 use parking_lot::Mutex;
 
+use crate::backoff::Backoff;
 use connection::{Answered, Broken, Connection};
 
 /// How a [`SocketPlane`] behaves.
@@ -45,20 +47,34 @@ impl Default for SocketOptions {
 /// A client's line to a server through a Unix socket.
 ///
 /// Each call has a connection to itself while it runs, from a small pool or a new one, so none waits for another's
-/// I/O. All connections are one client to the server. A server that was started again is never joined silently:
-/// calls fail until a new plane is connected.
+/// I/O. All connections are one client to the server.
+///
+/// The line outlives its server. While there is none, calls fail with [`ControlError::Disconnected`]; it is looked for
+/// again by the calls that come, after a wait that grows from 10 ms to 1 s, and in between they fail at once. A server
+/// that was started again and knows this client takes it up as the client that it was: only the
+/// [incarnation](ClientInfo::incarnation) changes. One that does not ends the line: from then on every call fails with
+/// [`ControlError::UnknownClient`].
 #[derive(Debug)]
 pub struct SocketPlane {
     path: PathBuf,
     options: SocketOptions,
+    /// As it was said first, as a new client.
     hello: Hello,
+    /// As it was answered.
     info: ClientInfo,
     lease_table: OwnedFd,
     home: ForkGuard,
+    /// Of the server that this client is known to be with; changed only under the lock of `idle`.
+    incarnation: AtomicU64,
+    /// Connections that nobody uses, all under the current incarnation.
     idle: Mutex<Vec<Connection>>,
+    backoff: Backoff,
     /// Why this plane can not be used any more.
     over: OnceLock<ControlError>,
 }
+
+/// How often one call tries to join a server that is started again and again meanwhile.
+const JOINS: usize = 4;
 
 impl SocketPlane {
     /// Connects to the server whose socket is at `path`, as a new client.
@@ -79,8 +95,8 @@ impl SocketPlane {
             connection,
             info,
             lease_table,
-        } = greet(path, &options, &hello)??;
-        hello.incarnation = info.incarnation;
+        } = greet(path, &options, &hello, None)?;
+        let seed = hello.instance.first_chunk().copied().unwrap_or_default();
         Ok(Arc::new(Self {
             path: path.to_owned(),
             options,
@@ -88,7 +104,9 @@ impl SocketPlane {
             info,
             lease_table,
             home: ForkGuard::new(),
+            incarnation: AtomicU64::new(info.incarnation),
             idle: Mutex::new(vec![connection]),
+            backoff: Backoff::new(u64::from_ne_bytes(seed)),
             over: OnceLock::new(),
         }))
     }
@@ -111,51 +129,126 @@ impl SocketPlane {
         // A statement of its own: the lock is not held while the connection is used.
         let idle = self.idle.lock().pop();
         if let Some(mut connection) = idle {
-            match connection.ask(&self.path, request) {
-                Ok(result) => {
-                    self.keep(connection);
-                    return result;
-                }
+            match connection.ask(&self.path, request, None) {
+                Ok(result) => return self.finish(connection, result),
                 Err(Broken {
                     was_closed: true, ..
-                }) => self.idle.lock().clear(),
+                }) => {
+                    // The others of that server's are of no more use.
+                    let gone = connection.incarnation;
+                    self.idle
+                        .lock()
+                        .retain(|connection| connection.incarnation != gone);
+                }
                 Err(Broken { error, .. }) => return Err(error),
             }
         }
         let mut connection = self.join()?;
-        match connection.ask(&self.path, request) {
-            Ok(result) => {
-                self.keep(connection);
-                result
-            }
+        match connection.ask(&self.path, request, None) {
+            Ok(result) => self.finish(connection, result),
             Err(Broken { error, .. }) => Err(error),
         }
     }
 
-    /// A further connection of this client.
+    fn finish(
+        &self,
+        connection: Connection,
+        result: Result<Answered, ControlError>,
+    ) -> Result<Answered, ControlError> {
+        if let Err(error @ ControlError::UnknownClient(_)) = result {
+            return Err(self.end(error));
+        }
+        self.keep(connection);
+        result
+    }
+
+    /// A further connection of this client, to the server that is there now.
     fn join(&self) -> Result<Connection, ControlError> {
+        for _ in 0..JOINS {
+            let attempt = self.backoff.attempt(Instant::now())?;
+            let known = self.incarnation.load(Ordering::Acquire);
+            let hello = Hello {
+                incarnation: known,
+                ..self.hello
+            };
+            let table = Some(self.lease_table.as_fd());
+            match greet(&self.path, &self.options, &hello, table) {
+                Ok(greeted) => {
+                    attempt.succeeded();
+                    if let Some(connection) = self.admit(known, greeted)? {
+                        return Ok(connection);
+                    }
+                }
+                Err(ControlError::Disconnected { reason, .. }) => {
+                    attempt.failed(Instant::now(), &reason);
+                    return Err(ControlError::Disconnected {
+                        reason,
+                        sent: false,
+                    });
+                }
+                Err(error @ ControlError::UnknownClient(_)) => {
+                    attempt.succeeded();
+                    if self.incarnation.load(Ordering::Acquire) == known {
+                        return Err(self.end(error));
+                    }
+                    // It was asked for a server before the one that another thread has found meanwhile.
+                }
+                Err(error) => {
+                    attempt.succeeded();
+                    return Err(error);
+                }
+            }
+        }
+        Err(ControlError::Disconnected {
+            reason: format!(
+                "the server at {} was started again {JOINS} times while this client joined it",
+                self.path.display()
+            ),
+            sent: false,
+        })
+    }
+
+    /// The connection, if it is to the server that this client is with now. One that was asked as the client `known`
+    /// to a server and is answered by another has taken this client to that one.
+    fn admit(&self, known: u64, greeted: Greeted) -> Result<Option<Connection>, ControlError> {
         let Greeted {
             connection, info, ..
-        } = match greet(&self.path, &self.options, &self.hello)? {
-            Ok(greeted) => greeted,
-            Err(error @ ControlError::Disconnected { .. }) => return Err(self.end(error)),
-            Err(error) => return Err(error),
-        };
-        if (info.incarnation, info.id) != (self.info.incarnation, self.info.id) {
-            return Err(self.end(ControlError::Disconnected {
-                reason: format!(
-                    "{}: the server was started again and does not know this client; connect anew",
-                    self.path.display()
-                ),
-                sent: false,
-            }));
+        } = greeted;
+        if info.id != self.info.id {
+            return Err(self.end(ControlError::UnknownClient(format!(
+                "the server at {} took client {} for client {}",
+                self.path.display(),
+                self.info.id,
+                info.id
+            ))));
         }
-        Ok(connection)
+        let found = info.incarnation;
+        let mut idle = self.idle.lock();
+        let current = self.incarnation.load(Ordering::Acquire);
+        if found == current {
+            return Ok(Some(connection));
+        }
+        if current != known {
+            // Another thread was taken further meanwhile; which of the two servers is the later one is asked again.
+            return Ok(None);
+        }
+        self.incarnation.store(found, Ordering::Release);
+        idle.retain(|connection| connection.incarnation == found);
+        drop(idle);
+        tracing::info!(
+            socket = %self.path.display(),
+            client = %self.info.id,
+            "the server was started again and knows this client, which goes on as it was"
+        );
+        Ok(Some(connection))
     }
 
     fn keep(&self, connection: Connection) {
         let mut idle = self.idle.lock();
-        if idle.len() < self.options.idle_connections && self.over.get().is_none() {
+        if idle.len() < self.options.idle_connections
+            && connection.incarnation == self.incarnation.load(Ordering::Acquire)
+            && self.over.get().is_none()
+        {
             idle.push(connection);
         }
     }
@@ -189,21 +282,24 @@ impl SocketPlane {
 }
 
 /// A connection on which hello was said, and what the server answered.
+#[derive(Debug)]
 struct Greeted {
     connection: Connection,
     info: ClientInfo,
     lease_table: OwnedFd,
 }
 
-/// Connects and says hello. The inner error is the server's.
+/// Says hello on a new connection. A client that was there before shows its lease table, so that a server that was
+/// started again can take it up.
 fn greet(
     path: &Path,
     options: &SocketOptions,
     hello: &Hello,
-) -> Result<Result<Greeted, ControlError>, ControlError> {
+    lease_table: Option<BorrowedFd<'_>>,
+) -> Result<Greeted, ControlError> {
     let mut connection = Connection::open(path, options)?;
-    let answered = match connection.ask(path, RequestRef::Hello(hello)) {
-        Ok(answered) => answered,
+    let answered = match connection.ask(path, RequestRef::Hello(hello), lease_table) {
+        Ok(answered) => answered?,
         // What the caller came to ask has not left.
         Err(Broken { error, .. }) => {
             return Err(match error {
@@ -222,24 +318,30 @@ fn greet(
             });
         }
     };
-    Ok(match answered {
-        Ok((Answer::Hello(info), Some(lease_table))) => Ok(Greeted {
-            connection,
-            info,
-            lease_table,
-        }),
-        Ok((answer, _)) => Err(ControlError::Protocol(format!(
+    ondol_catalog::failpoint!("client.hello.answered");
+    match answered {
+        (Answer::Hello(info), Some(lease_table)) => {
+            connection.incarnation = info.incarnation;
+            Ok(Greeted {
+                connection,
+                info,
+                lease_table,
+            })
+        }
+        (answer, _) => Err(ControlError::Protocol(format!(
             "{}: the server answered a hello with {:?}",
             path.display(),
             answer.op()
         ))),
-        Err(error) => Err(error),
-    })
+    }
 }
 
 impl ControlPlane for SocketPlane {
     fn client(&self) -> ClientInfo {
-        self.info
+        ClientInfo {
+            incarnation: self.incarnation.load(Ordering::Acquire),
+            ..self.info
+        }
     }
 
     fn lease_table(&self) -> Result<OwnedFd, ControlError> {
