@@ -18,6 +18,7 @@ use super::codec::{
 use super::error::LogError;
 use super::files::{self, checkpoint_name};
 use super::format::{CHECKPOINT_MAGIC, FILE_HEADER, FileHeader, Identity};
+use super::holdings::Holdings;
 use super::progress::Progress;
 use crate::pool::{PageState, RegionParts};
 use crate::{ClientRecord, Image, Pool, StoredObject};
@@ -434,20 +435,56 @@ fn read_objects(payload: &[u8]) -> Result<Vec<(Key, StoredObject)>, Malformed> {
     Ok(objects)
 }
 
-/// Checks a checkpoint and counts its objects.
-pub(super) fn count_objects(path: &Path, identity: &Identity) -> Result<u64, LogError> {
-    let mut objects = 0;
+/// Checks a checkpoint and counts what is in it.
+pub(super) fn count(path: &Path, identity: &Identity) -> Result<Holdings, LogError> {
+    let mut holdings = Holdings::default();
+    let mut counted = Ok(());
     decode_blocks(
         BlockReader::open(path, identity)?,
         &AtomicBool::new(false),
         |decoded| {
-            if let Decoded::Objects(_, decoded) = decoded {
-                objects += decoded.len() as u64;
+            match decoded {
+                Decoded::Objects(_, objects) => holdings.objects += objects.len() as u64,
+                Decoded::Other(block) if counted.is_ok() => {
+                    let malformed = |Malformed(found)| {
+                        LogError::corrupt(path, block.offset, found, "a block of a checkpoint")
+                    };
+                    counted = count_block(&mut holdings, &block).map_err(malformed);
+                }
+                Decoded::Other(_) => {}
             }
             true
         },
     )?;
-    Ok(objects)
+    counted.map(|()| holdings)
+}
+
+fn count_block(holdings: &mut Holdings, block: &Block) -> Result<(), Malformed> {
+    let mut cursor = Cursor(block.payload());
+    while matches!(block.kind, kind::CLIENTS | kind::GRANTS | kind::PINS) && !cursor.is_empty() {
+        let client = cursor.client()?;
+        match block.kind {
+            kind::CLIENTS => {
+                let process = cursor.process()?;
+                cursor.array::<16>()?;
+                holdings.attach(client, process);
+            }
+            kind::GRANTS => {
+                cursor.number()?;
+                let pages = cursor.number()?;
+                for _ in 0..pages {
+                    cursor.page()?;
+                }
+                holdings.granted(client, pages);
+            }
+            _ => {
+                cursor.number()?;
+                cursor.key()?;
+                holdings.pinned(client);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Puts an image together out of blocks.

@@ -10,7 +10,8 @@ use super::files::{Listing, check_header};
 use super::format::{
     BadHeader, CHECKPOINT_MAGIC, FILE_HEADER, FileHeader, Identity, SEGMENT_MAGIC,
 };
-use super::walk::{Route, examine_rest, walk};
+use super::holdings::{ClientReport, Holdings};
+use super::walk::{Chunk, Route, examine_rest, walk};
 use crate::{PoolId, Position};
 
 /// What is in a log, as `ondol doctor` shows it.
@@ -25,6 +26,10 @@ pub struct LogReport {
     pub segments: Vec<SegmentReport>,
     /// Changes since the newest checkpoint that is whole.
     pub changes: u64,
+    /// Visible objects, as far as the log can be read.
+    pub objects: u64,
+    /// Clients, as far as the log can be read.
+    pub clients: Vec<ClientReport>,
     /// Where its last whole record ends.
     pub end: Position,
     /// Whether it was closed, and nothing was recorded since.
@@ -76,11 +81,18 @@ pub fn inspect_log(dir: &Path) -> Result<LogReport, LogError> {
         });
     }
     let identity = Identity::new(owner(dir, &listing)?);
+    let mut newest = None;
     let checkpoints: Vec<_> = listing
         .checkpoints
         .iter()
-        .map(|(position, path)| inspect_checkpoint(*position, path, &identity))
+        .map(|(position, path)| {
+            let counted = checkpoint::count(path, &identity);
+            let report = inspect_checkpoint(*position, path, &counted);
+            newest = counted.ok().or(newest.take());
+            report
+        })
         .collect();
+    let mut holdings: Holdings = newest.unwrap_or_default();
     let segments = listing.segments.iter().map(|(first, path)| SegmentReport {
         file: path.clone(),
         first: Position(*first),
@@ -90,6 +102,8 @@ pub fn inspect_log(dir: &Path) -> Result<LogReport, LogError> {
         pool: identity.pool,
         segments: segments.collect(),
         changes: 0,
+        objects: 0,
+        clients: Vec::new(),
         end: Position(0),
         clean: false,
         torn_bytes: 0,
@@ -116,12 +130,19 @@ pub fn inspect_log(dir: &Path) -> Result<LogReport, LogError> {
         until: None,
         stop: &AtomicBool::new(false),
     };
-    let walked = walk(route, |_| true).and_then(|walked| {
+    let count = |chunk: Chunk| {
+        let changes = chunk.changes.iter();
+        changes.for_each(|(_, change)| holdings.apply(change));
+        true
+    };
+    let walked = walk(route, count).and_then(|walked| {
         report.changes = walked.changes;
         report.end = Position(walked.end);
         report.clean = walked.clean;
         examine_rest(route, &listing, &walked)
     });
+    report.objects = holdings.objects;
+    report.clients = holdings.clients().collect();
     match walked {
         Ok(rest) => report.torn_bytes = rest.torn_in_last + rest.torn_later,
         Err(error) => report.problem = Some(error.to_string()),
@@ -129,14 +150,17 @@ pub fn inspect_log(dir: &Path) -> Result<LogReport, LogError> {
     Ok(report)
 }
 
-fn inspect_checkpoint(position: u64, path: &Path, identity: &Identity) -> CheckpointReport {
-    let counted = checkpoint::count_objects(path, identity);
+fn inspect_checkpoint(
+    position: u64,
+    path: &Path,
+    counted: &Result<Holdings, LogError>,
+) -> CheckpointReport {
     CheckpointReport {
         file: path.to_owned(),
         position: Position(position),
         bytes: fs::metadata(path).map_or(0, |metadata| metadata.len()),
-        objects: *counted.as_ref().unwrap_or(&0),
-        problem: counted.err().map(|error| error.to_string()),
+        objects: counted.as_ref().map_or(0, |holdings| holdings.objects),
+        problem: counted.as_ref().err().map(ToString::to_string),
     }
 }
 
