@@ -23,7 +23,6 @@ use crate::reader::Reader;
 
 /// A client of the last run that is not proven dead: what it held is kept until it comes back or its process ends.
 #[derive(Debug)]
-#[non_exhaustive]
 pub struct Adopted {
     /// Its name.
     pub id: ClientId,
