@@ -1,17 +1,38 @@
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+pub use ondol_engine::Adopted;
 use ondol_engine::{Engine, Session};
 use ondol_protocol::{ClientId, ControlError, ControlPlane};
 use ondol_shm::Process;
 
 /// What a door needs of the engine behind it.
 pub trait House: Send + Sync + fmt::Debug {
-    /// Lets a client in that lives in `process`.
+    /// Lets a client in that lives in `process` and knows itself by `instance`.
     ///
     /// # Errors
     /// [`ControlError`] is what the client is told.
-    fn attach(self: Arc<Self>, process: &Process) -> Result<Arc<dyn Tenant>, ControlError>;
+    fn attach(
+        self: Arc<Self>,
+        process: &Process,
+        instance: [u8; 16],
+    ) -> Result<Arc<dyn Tenant>, ControlError>;
+
+    /// The clients that outlived the server before this one and have not come back; what they hold is kept for them.
+    /// Asked once: whoever asks must tell of their deaths, as of those of other clients.
+    fn take_adopted(&self) -> Vec<Adopted>;
+
+    /// Lets a client of the server before this one back in. `lease_table` is what it passed; nothing is known of that
+    /// file.
+    ///
+    /// # Errors
+    /// [`ControlError`] is what the client is told; it may come back once more.
+    fn resume(
+        self: Arc<Self>,
+        client: ClientId,
+        lease_table: OwnedFd,
+    ) -> Result<Arc<dyn Tenant>, ControlError>;
 
     /// Takes back everything that a client held whose process has ended; nothing if the client is not known. A call
     /// of the client that is running meanwhile, or comes later, must give it nothing new.
@@ -39,8 +60,25 @@ pub struct Reclaimed {
 }
 
 impl House for Engine {
-    fn attach(self: Arc<Self>, process: &Process) -> Result<Arc<dyn Tenant>, ControlError> {
-        let session: Arc<Session> = Self::attach(&self, Some(process))?;
+    fn attach(
+        self: Arc<Self>,
+        process: &Process,
+        instance: [u8; 16],
+    ) -> Result<Arc<dyn Tenant>, ControlError> {
+        let session: Arc<Session> = Self::attach(&self, Some(process), instance)?;
+        Ok(session)
+    }
+
+    fn take_adopted(&self) -> Vec<Adopted> {
+        self.take_adopted()
+    }
+
+    fn resume(
+        self: Arc<Self>,
+        client: ClientId,
+        lease_table: OwnedFd,
+    ) -> Result<Arc<dyn Tenant>, ControlError> {
+        let session: Arc<Session> = Self::resume(&self, client, lease_table)?;
         Ok(session)
     }
 

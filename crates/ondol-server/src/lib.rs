@@ -13,6 +13,6 @@ mod state_dir;
 mod unix;
 
 pub use error::ServerError;
-pub use house::{House, Reclaimed, Tenant};
+pub use house::{Adopted, House, Reclaimed, Tenant};
 pub use state_dir::StateDir;
 pub use unix::{DoorConfig, UnixDoor};

@@ -1,26 +1,31 @@
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use ondol_protocol::{SOCKET_NAME, default_state_dir};
-use ondol_shm::{HandleSecret, Process};
+use ondol_shm::{ForkGuard, HandleSecret, Process};
 use rustix::fs::OFlags;
 
 use crate::error::{Owner, ServerError};
 
 const SECRET_BYTES: usize = 32;
 
-/// The directory that a server owns while it runs: `lock`, `secret` and, unless configured elsewhere, the socket.
+/// Files that are written under one of these names and renamed when they are whole.
+const DRAFTS: [&str; 1] = ["secret.new"];
+
+/// The directory that a server owns while it runs: `lock`, `secret`, `log/`, `leases/` and, unless configured elsewhere,
+/// the socket.
 ///
 /// Ownership is an exclusive `flock` on `lock`, which ends with the process however it ends. The file stays; it
 /// holds the process id of its last owner.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
-    _lock: File,
+    lock: File,
+    home: ForkGuard,
 }
 
 impl StateDir {
@@ -29,7 +34,7 @@ impl StateDir {
         default_state_dir()
     }
 
-    /// Makes the directory (mode 0700) if it is not there, and takes it.
+    /// Makes the directory (mode 0700) if it is not there, takes it, and removes what a killed owner left half written.
     ///
     /// # Errors
     /// [`ServerError::AlreadyRunning`] with the owner's process id if it is taken; [`ServerError::Unsafe`] if it
@@ -66,15 +71,41 @@ impl StateDir {
         lock.set_len(0)
             .and_then(|()| writeln!(lock, "{}", std::process::id()))
             .map_err(ServerError::io("write", &lock_path))?;
-        Ok(Self {
+        let state = Self {
             path: path.to_owned(),
-            _lock: lock,
-        })
+            lock,
+            home: ForkGuard::new(),
+        };
+        for draft in DRAFTS {
+            remove_draft(&path.join(draft))?;
+        }
+        Ok(state)
+    }
+
+    /// Gives the directory to a group and lets its members reach the socket in it (mode 0750). What else lies in it stays
+    /// the server's alone.
+    ///
+    /// # Errors
+    /// If the system refuses: only root may give a file to a group that it is not a member of.
+    pub fn open_to_group(&self, group: u32) -> Result<(), ServerError> {
+        lchown(&self.path, None, Some(group))
+            .and_then(|()| fs::set_permissions(&self.path, Permissions::from_mode(0o750)))
+            .map_err(ServerError::io("give its group to", &self.path))
     }
 
     /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Where the write-ahead log and its checkpoints are.
+    pub fn log_path(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    /// Where the books of the clients' leases are.
+    pub fn leases_path(&self) -> PathBuf {
+        self.path.join("leases")
     }
 
     /// Where the socket is if no other place is configured.
@@ -107,12 +138,7 @@ impl StateDir {
             ServerError::io("draw random bytes for", path)(io::Error::other(error))
         })?;
         let draft = self.path.join("secret.new");
-        match fs::remove_file(&draft) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(ServerError::io("remove", &draft)(error));
-            }
-            _ => {}
-        }
+        remove_draft(&draft)?;
         let write = || {
             let mut file = OpenOptions::new()
                 .write(true)
@@ -126,6 +152,25 @@ impl StateDir {
         };
         write().map_err(ServerError::io("write", path))?;
         Ok(HandleSecret::from_bytes(bytes))
+    }
+}
+
+impl Drop for StateDir {
+    fn drop(&mut self) {
+        // Closing alone would leave the lock to a child that was just forked, until it execs. A child that drops what it
+        // inherited must leave the lock to its parent.
+        if self.home.is_home() {
+            let _ = self.lock.unlock();
+        }
+    }
+}
+
+fn remove_draft(draft: &Path) -> Result<(), ServerError> {
+    match fs::remove_file(draft) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(ServerError::io("remove", draft)(error))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Who is attached, and which process each client belongs to.
+//! Who is attached, which process each client belongs to, and who may still come back.
 
 use std::collections::HashMap;
 use std::io;
@@ -7,16 +7,39 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ondol_catalog::failpoint;
 use ondol_protocol::wire::Hello;
 use ondol_protocol::{ClientId, ControlError};
-use ondol_shm::Process;
+use ondol_shm::{Process, ProcessIdentity};
 use parking_lot::Mutex;
 use rustix::event::epoll;
 
+use crate::house::Adopted;
 use crate::{House, Reclaimed, Tenant};
 
-/// A process by number and start time.
-type ProcessKey = (u32, u64);
+/// What tells a process from all others of this boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ProcessKey {
+    /// Its number and its start time.
+    Visible(u32, u64),
+    /// Its inode number, as it lies in a PID namespace that cannot be seen from here.
+    Inode(u64),
+    /// The same before Linux 6.9, where such a process has nothing but the random number of its handler.
+    Instance([u8; 16]),
+}
+
+impl ProcessKey {
+    /// The key of a process, unless only its handler can tell.
+    pub(super) fn of(process: &ProcessIdentity) -> Option<Self> {
+        match *process {
+            ProcessIdentity {
+                pid, start_time, ..
+            } if pid != 0 => Some(Self::Visible(pid, start_time)),
+            ProcessIdentity { inode, .. } if inode != 0 => Some(Self::Inode(inode)),
+            _ => None,
+        }
+    }
+}
 
 /// The epoll mark of the descriptor that says that the door closes.
 const CLOSING: u64 = 0;
@@ -34,6 +57,8 @@ struct State {
     processes: HashMap<ProcessKey, Attached>,
     marks: HashMap<u64, ProcessKey>,
     last_mark: u64,
+    /// Clients of an earlier server of whose processes nothing can be seen.
+    unseen: Vec<Unseen>,
     clients: usize,
 }
 
@@ -43,7 +68,21 @@ struct Attached {
     /// Watched by epoll for as long as it is open.
     process: Process,
     mark: u64,
-    by_instance: HashMap<[u8; 16], Client>,
+    by_instance: HashMap<[u8; 16], Guest>,
+}
+
+#[derive(Debug)]
+enum Guest {
+    Here(Client),
+    /// Was a client of the server before this one, and has not come back yet.
+    Away(ClientId),
+}
+
+#[derive(Debug)]
+struct Unseen {
+    id: ClientId,
+    instance: [u8; 16],
+    process: ProcessIdentity,
 }
 
 /// A client with its line to the engine.
@@ -56,11 +95,28 @@ pub(super) struct Client {
     has_left: Arc<AtomicBool>,
 }
 
+/// How a client came to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// Another connection of a client that is there.
+    Known,
+    New,
+    /// It outlived the server before this one.
+    Resumed,
+}
+
 /// A process that has ended, with its clients.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) pid: u32,
-    pub(super) clients: Vec<Client>,
+    pub(super) clients: Vec<Departed>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Departed {
+    pub(super) id: ClientId,
+    /// Whether it was a client of the server before this one that had not come back.
+    pub(super) was_away: bool,
 }
 
 impl Client {
@@ -75,15 +131,58 @@ impl Client {
     }
 }
 
+impl Guest {
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::Here(client) if client.is_gone())
+    }
+
+    fn departed(&self) -> Departed {
+        match self {
+            Self::Here(client) => Departed {
+                id: client.id,
+                was_away: false,
+            },
+            Self::Away(id) => Departed {
+                id: *id,
+                was_away: true,
+            },
+        }
+    }
+}
+
+impl Unseen {
+    /// Whether the process that says hello can be the one that was known. Its instance is a secret of 128 bits, so that
+    /// only what contradicts it counts: a forked child has it, too.
+    fn can_be(&self, instance: &[u8; 16], process: &ProcessIdentity) -> bool {
+        let before = &self.process;
+        let same_inode = before.inode == 0 || process.inode == 0 || before.inode == process.inode;
+        let comparable =
+            before.namespace == process.namespace && before.pid != 0 && process.pid != 0;
+        let same_number = (before.pid, before.start_time) == (process.pid, process.start_time);
+        self.instance == *instance && same_inode && (same_number || !comparable)
+    }
+}
+
 impl Clients {
+    /// Takes over the clients that outlived the server before this one.
     pub(super) fn new(house: Arc<dyn House>, limit: usize, closing: &OwnedFd) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let mark = epoll::EventData::new_u64(CLOSING);
         epoll::add(&epoll, closing, mark, epoll::EventFlags::IN)?;
-        let state = State {
+        let mut state = State {
             last_mark: CLOSING,
             ..State::default()
         };
+        for adopted in house.take_adopted() {
+            state.adopt(&epoll, adopted)?;
+        }
+        if !state.unseen.is_empty() {
+            tracing::warn!(
+                clients = state.unseen.len(),
+                "clients of the server before this one lie in a PID namespace that cannot be seen from here: what they \
+                 hold is kept until they come back, as their end would not be noticed"
+            );
+        }
         Ok(Self {
             house,
             limit,
@@ -92,42 +191,60 @@ impl Clients {
         })
     }
 
-    /// The client that says hello: one that is known, or a new one of this process.
-    pub(super) fn join(&self, hello: &Hello, process: Process) -> Result<Client, ControlError> {
-        let key = (process.pid(), process.start_time());
-        if hello.start_time != process.start_time() {
+    /// The client that says hello: one that is known, one that comes back, or a new one of this process. `table` is the
+    /// lease table that it passed.
+    pub(super) fn join(
+        &self,
+        hello: &Hello,
+        table: Option<OwnedFd>,
+        process: Process,
+    ) -> Result<(Client, Arrival), ControlError> {
+        let identity = process.identity();
+        if identity.pid != 0 && hello.start_time != identity.start_time {
             return Err(ControlError::Refused(format!(
                 "the hello comes from a process that started at {}, the connection from process {} that started at \
                  {}; a forked child must connect itself",
-                hello.start_time,
-                process.pid(),
-                process.start_time()
+                hello.start_time, identity.pid, identity.start_time
             )));
         }
-        let incarnation = self.house.incarnation();
-        if hello.incarnation != 0 && hello.incarnation != incarnation {
-            return Err(ControlError::Disconnected {
-                reason: format!(
-                    "the server was started again (incarnation {incarnation:#x}, this client knew {:#x}); connect anew",
-                    hello.incarnation
-                ),
-                sent: false,
-            });
-        }
-        // Held across `attach`, so that two connections of one client at the same time attach it once.
+        let key = ProcessKey::of(&identity).unwrap_or(ProcessKey::Instance(hello.instance));
+        // Held across `attach` and `resume`, so that two connections of one client at the same time are one client.
         let mut state = self.state.lock();
-        let known = state
-            .processes
-            .get(&key)
-            .and_then(|attached| attached.by_instance.get(&hello.instance));
-        if let Some(client) = known {
-            return Ok(client.clone());
+        if let Some(client) = state.here(key, &hello.instance) {
+            return Ok((client.clone(), Arrival::Known));
         }
-        if hello.incarnation != 0 {
-            return Err(ControlError::Disconnected {
-                reason: "the server does not know this client any more; connect anew".to_owned(),
-                sent: false,
-            });
+        let away = state.away(key, &hello.instance, &identity);
+        match away {
+            Some(client) if hello.incarnation != 0 => {
+                let Some(table) = table else {
+                    return Err(ControlError::Refused(
+                        "the hello of a client that comes back has no descriptor with it; expected that of its lease table"
+                            .to_owned(),
+                    ));
+                };
+                failpoint!("resume.begin");
+                state.watch(&self.epoll, key, process)?;
+                let resumed = Arc::clone(&self.house).resume(client, table);
+                failpoint!("resume.done");
+                if matches!(resumed, Ok(_) | Err(ControlError::UnknownClient(_))) {
+                    state.forget_away(key, &hello.instance, client);
+                }
+                let joined = resumed.map(|session| {
+                    let client = state.seat(key, hello.instance, session);
+                    (client, Arrival::Resumed)
+                });
+                state.forget_if_empty(key);
+                return joined;
+            }
+            // Its first hello was never answered: it knows no server, and holds nothing.
+            Some(client) => {
+                state.forget_away(key, &hello.instance, client);
+                self.house.client_died(client);
+            }
+            None if hello.incarnation != 0 => {
+                return Err(ControlError::UnknownClient(self.explain(hello.incarnation)));
+            }
+            None => {}
         }
         state.forget_gone();
         if state.clients >= self.limit {
@@ -136,25 +253,35 @@ impl Clients {
                 self.limit
             )));
         }
-        if !state.processes.contains_key(&key) {
-            state.watch(&self.epoll, key, process).map_err(|error| {
-                ControlError::Failed(format!(
-                    "the server cannot watch the client's process: {error}"
-                ))
-            })?;
+        state.watch(&self.epoll, key, process)?;
+        failpoint!("attach.begin");
+        let attached = match state.process(key) {
+            Ok(process) => Arc::clone(&self.house).attach(process, hello.instance),
+            Err(error) => Err(error),
+        };
+        failpoint!("attach.done");
+        let joined =
+            attached.map(|session| (state.seat(key, hello.instance, session), Arrival::New));
+        state.forget_if_empty(key);
+        joined
+    }
+
+    fn explain(&self, known: u64) -> String {
+        let incarnation = self.house.incarnation();
+        if known == incarnation {
+            "it has left, or its process had ended; connect anew".to_owned()
+        } else {
+            format!(
+                "the server was started again (incarnation {incarnation:#x}, this client knew {known:#x}) without what \
+                 it held; connect anew"
+            )
         }
-        let result = state.attach(&self.house, key, hello.instance);
-        if result.is_err() {
-            state.forget_if_empty(key);
-        }
-        result
     }
 
     /// Whether the client's process has not ended and the client not left.
     pub(super) fn is_known(&self, client: &Client) -> bool {
         let state = self.state.lock();
-        let attached = state.processes.get(&client.process);
-        attached.is_some_and(|attached| attached.by_instance.contains_key(&client.instance))
+        state.here(client.process, &client.instance).is_some()
     }
 
     /// Forgets a client that is gone: a later hello with its name is a new client's.
@@ -168,8 +295,8 @@ impl Clients {
         }
     }
 
-    pub(super) fn died(&self, client: &Client) -> Reclaimed {
-        self.house.client_died(client.id).unwrap_or_default()
+    pub(super) fn died(&self, client: ClientId) -> Reclaimed {
+        self.house.client_died(client).unwrap_or_default()
     }
 
     /// Waits for the end of a process that has clients; nothing once the door closes.
@@ -198,7 +325,85 @@ impl Clients {
 }
 
 impl State {
-    fn watch(&mut self, epoll: &OwnedFd, key: ProcessKey, process: Process) -> io::Result<()> {
+    fn adopt(&mut self, epoll: &OwnedFd, adopted: Adopted) -> io::Result<()> {
+        let Adopted {
+            id,
+            instance,
+            identity,
+            process,
+        } = adopted;
+        let key = process
+            .as_ref()
+            .and_then(|process| ProcessKey::of(&process.identity()));
+        match (key, process) {
+            (Some(key), Some(process)) => {
+                self.add(epoll, key, process)?;
+                if let Some(attached) = self.processes.get_mut(&key) {
+                    attached.by_instance.insert(instance, Guest::Away(id));
+                }
+            }
+            _ => self.unseen.push(Unseen {
+                id,
+                instance,
+                process: identity,
+            }),
+        }
+        self.clients += 1;
+        Ok(())
+    }
+
+    fn here(&self, key: ProcessKey, instance: &[u8; 16]) -> Option<&Client> {
+        match self.processes.get(&key)?.by_instance.get(instance)? {
+            Guest::Here(client) => Some(client),
+            Guest::Away(_) => None,
+        }
+    }
+
+    /// The client of the server before this one that says hello.
+    fn away(
+        &self,
+        key: ProcessKey,
+        instance: &[u8; 16],
+        process: &ProcessIdentity,
+    ) -> Option<ClientId> {
+        let attached = self.processes.get(&key);
+        match attached.and_then(|attached| attached.by_instance.get(instance)) {
+            Some(Guest::Away(id)) => Some(*id),
+            Some(Guest::Here(_)) => None,
+            None => {
+                let mut unseen = self.unseen.iter();
+                let found = unseen.find(|unseen| unseen.can_be(instance, process));
+                found.map(|unseen| unseen.id)
+            }
+        }
+    }
+
+    fn forget_away(&mut self, key: ProcessKey, instance: &[u8; 16], client: ClientId) {
+        if let Some(attached) = self.processes.get_mut(&key) {
+            attached.by_instance.remove(instance);
+        }
+        self.unseen.retain(|unseen| unseen.id != client);
+        self.clients -= 1;
+    }
+
+    /// Watches the process, unless it is watched already.
+    fn watch(
+        &mut self,
+        epoll: &OwnedFd,
+        key: ProcessKey,
+        process: Process,
+    ) -> Result<(), ControlError> {
+        self.add(epoll, key, process).map_err(|error| {
+            ControlError::Failed(format!(
+                "the server cannot watch the client's process: {error}"
+            ))
+        })
+    }
+
+    fn add(&mut self, epoll: &OwnedFd, key: ProcessKey, process: Process) -> io::Result<()> {
+        if self.processes.contains_key(&key) {
+            return Ok(());
+        }
         let mark = self.last_mark + 1;
         let data = epoll::EventData::new_u64(mark);
         epoll::add(epoll, &process, data, epoll::EventFlags::IN)?;
@@ -213,18 +418,15 @@ impl State {
         Ok(())
     }
 
-    fn attach(
-        &mut self,
-        house: &Arc<dyn House>,
-        key: ProcessKey,
-        instance: [u8; 16],
-    ) -> Result<Client, ControlError> {
-        let Some(attached) = self.processes.get_mut(&key) else {
-            return Err(ControlError::Failed(
-                "the client's process is lost".to_owned(),
-            ));
-        };
-        let session = Arc::clone(house).attach(&attached.process)?;
+    fn process(&self, key: ProcessKey) -> Result<&Process, ControlError> {
+        let attached = self.processes.get(&key);
+        attached.map(|attached| &attached.process).ok_or_else(|| {
+            ControlError::Failed("the server has lost sight of the client's process".to_owned())
+        })
+    }
+
+    /// Notes a client that was let in, whose process is watched.
+    fn seat(&mut self, key: ProcessKey, instance: [u8; 16], session: Arc<dyn Tenant>) -> Client {
         let client = Client {
             id: session.client().id,
             session,
@@ -232,16 +434,19 @@ impl State {
             instance,
             has_left: Arc::default(),
         };
-        attached.by_instance.insert(instance, client.clone());
-        self.clients += 1;
-        Ok(client)
+        if let Some(attached) = self.processes.get_mut(&key) {
+            let guest = Guest::Here(client.clone());
+            attached.by_instance.insert(instance, guest);
+            self.clients += 1;
+        }
+        client
     }
 
     /// Clients end their leases without a message, so those that left are looked at when another one comes.
     fn forget_gone(&mut self) {
         for attached in self.processes.values_mut() {
             let before = attached.by_instance.len();
-            attached.by_instance.retain(|_, client| !client.is_gone());
+            attached.by_instance.retain(|_, guest| !guest.is_gone());
             self.clients -= before - attached.by_instance.len();
         }
         let Self {
@@ -269,9 +474,10 @@ impl State {
         let key = self.marks.remove(&mark)?;
         let attached = self.processes.remove(&key)?;
         self.clients -= attached.by_instance.len();
+        let guests = attached.by_instance.values();
         Some(Ended {
-            pid: key.0,
-            clients: attached.by_instance.into_values().collect(),
+            pid: attached.process.pid(),
+            clients: guests.map(Guest::departed).collect(),
         })
     }
 }

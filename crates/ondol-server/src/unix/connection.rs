@@ -6,13 +6,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ondol_catalog::failpoint;
 use ondol_protocol::ControlError;
 use ondol_protocol::wire::{
     Answer, DecodeError, FrameReader, Header, Hello, MAX_PAYLOAD_BYTES, Op, Request, encode_answer,
 };
-use ondol_shm::{Process, recv_with_fds, send_with_fds};
+use ondol_shm::{Process, recv_with_fds, send_with_fds_by};
 
-use super::clients::Client;
+use super::budget::Share;
+use super::clients::{Arrival, Client};
 use super::connections::Ticket;
 use super::{Shared, dispatch};
 
@@ -31,48 +33,86 @@ enum End {
     Unreadable,
     /// The client was turned away; said so already.
     Refused,
+    /// The messages of all connections took too much memory together; said so already.
+    Busy,
     Io(io::Error),
 }
 
 impl From<io::Error> for End {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::WouldBlock => Self::Stalled("the client takes no answers"),
+            io::ErrorKind::TimedOut => Self::Stalled("the client does not take its answer in time"),
             _ => Self::Io(error),
         }
     }
 }
 
 /// Tells a connection that has said nothing yet why it is closed. Its first request is number 0 by the protocol.
-pub(super) fn send_refusal(stream: &UnixStream, error: &ControlError) {
+pub(super) fn send_refusal(stream: &UnixStream, error: &ControlError, deadline: Instant) {
     let mut out = Vec::new();
     encode_answer(&mut out, Op::Hello as u8, 0, Err(error));
-    if let Err(error) = send_with_fds(stream, &out, &[]) {
+    if let Err(error) = send_with_fds_by(stream, &out, &[], deadline) {
         tracing::debug!(%error, "the refused connection had gone away");
     }
 }
 
-pub(super) fn serve(shared: &Arc<Shared>, ticket: Ticket) {
+pub(super) fn serve(shared: &Arc<Shared>, ticket: Ticket, process: Process) {
     shared.counters.accepted.increment();
     let mut connection = Connection {
         shared,
         stream: ticket.stream(),
         frames: FrameReader::with_limit(HELLO_LIMIT),
         out: Vec::new(),
+        share: shared.budget.share(),
         has_timeout: false,
     };
-    let end = match connection.run(&ticket) {
+    let end = match connection.run(&ticket, process) {
         Ok(()) => return,
         Err(end) => end,
     };
     match end {
         End::Stalled(what) => {
             shared.counters.stalled.increment();
-            tracing::warn!(what, "a connection was closed because it stalled");
+            if let Some(suppressed) = shared.warnings.stalled.pass() {
+                tracing::warn!(
+                    what,
+                    suppressed,
+                    "a connection was closed because it stalled"
+                );
+            }
+        }
+        End::Busy => {
+            shared.counters.busy.increment();
+            if let Some(suppressed) = shared.warnings.busy.pass() {
+                tracing::warn!(
+                    budget = shared.budget.limit(),
+                    suppressed,
+                    "a connection was closed because all messages together take as much memory as they may"
+                );
+            }
         }
         End::Refused => shared.counters.refused.increment(),
         End::Unreadable => {}
         End::Io(error) => tracing::debug!(%error, "a connection broke"),
+    }
+}
+
+/// The descriptors that came with a hello.
+#[derive(Default)]
+struct Passed {
+    first: Option<OwnedFd>,
+    further: usize,
+}
+
+impl Passed {
+    /// Keeps the first descriptor, closes and counts the others.
+    fn take(&mut self, fds: Vec<OwnedFd>) {
+        for fd in fds {
+            match self.first {
+                None => self.first = Some(fd),
+                Some(_) => self.further += 1,
+            }
+        }
     }
 }
 
@@ -81,16 +121,19 @@ struct Connection<'a> {
     stream: &'a UnixStream,
     frames: FrameReader,
     out: Vec<u8>,
+    /// What frames that arrive and answers that go take of the memory for messages.
+    share: Share<'a>,
     /// Whether reads of the socket are bounded now.
     has_timeout: bool,
 }
 
 impl Connection<'_> {
-    fn run(&mut self, ticket: &Ticket) -> Result<(), End> {
-        let Some(client) = self.greet(ticket)? else {
+    fn run(&mut self, ticket: &Ticket, process: Process) -> Result<(), End> {
+        let Some(client) = self.greet(ticket, process)? else {
             return Ok(());
         };
-        while self.read_frame(None)? {
+        // Descriptors that come after the hello are of no use to anybody, and are closed as they come.
+        while self.read_frame(None, |_| {})? {
             self.answer(&client)?;
             if client.is_gone() {
                 self.shared.clients.forget(&client);
@@ -102,15 +145,16 @@ impl Connection<'_> {
     }
 
     /// Lets the client in; nothing if it closed without a word.
-    fn greet(&mut self, ticket: &Ticket) -> Result<Option<Client>, End> {
+    fn greet(&mut self, ticket: &Ticket, process: Process) -> Result<Option<Client>, End> {
         let deadline = Instant::now() + self.shared.config.hello_timeout;
-        if !self.read_frame(Some(deadline))? {
+        let mut passed = Passed::default();
+        if !self.read_frame(Some(deadline), |fds| passed.take(fds))? {
             return Ok(None);
         }
         let (header, request) = self.take_request()?;
         let joined = match request {
             Ok(Request::Hello(hello)) => {
-                self.join(&hello).and_then(|client| {
+                self.join(&hello, passed, process).and_then(|client| {
                     ticket.belongs_to(client.id);
                     // Asked after the line above: a process that ends later closes this connection.
                     if !self.shared.clients.is_known(&client) {
@@ -134,20 +178,43 @@ impl Connection<'_> {
                 Ok(Some(client))
             }
             Err(error) => {
-                tracing::warn!(%error, "a client was refused");
+                if let Some(suppressed) = self.shared.warnings.refused.pass() {
+                    tracing::warn!(%error, suppressed, "a client was refused");
+                }
                 self.send(&header, Err(&error), &[])?;
                 Err(End::Refused)
             }
         }
     }
 
-    fn join(&self, hello: &Hello) -> Result<Client, ControlError> {
-        let process = Process::of_peer(self.stream).map_err(|error| {
-            ControlError::Failed(format!(
-                "the server cannot see the client's process: {error}"
-            ))
-        })?;
-        self.shared.clients.join(hello, process)
+    fn join(
+        &self,
+        hello: &Hello,
+        passed: Passed,
+        process: Process,
+    ) -> Result<Client, ControlError> {
+        if passed.further > 0 {
+            return Err(ControlError::Protocol(format!(
+                "{} descriptors came with the hello; expected at most 1",
+                passed.further + 1
+            )));
+        }
+        let pid = process.pid();
+        let counters = &self.shared.counters;
+        let joined = self.shared.clients.join(hello, passed.first, process);
+        match &joined {
+            Ok((client, Arrival::Resumed)) => {
+                counters.resumed.increment();
+                tracing::debug!(
+                    client = %client.id,
+                    pid,
+                    "a client of the server before this one is back with what it held"
+                );
+            }
+            Err(ControlError::UnknownClient(_)) => counters.unknown.increment(),
+            _ => {}
+        }
+        joined.map(|(client, _)| client)
     }
 
     /// Answers the request that has arrived.
@@ -164,6 +231,7 @@ impl Connection<'_> {
             Err(error) => (Err(error), None),
         };
         let fds = file.as_ref().map(AsFd::as_fd);
+        failpoint!("answer.before_send");
         // Counted first, so that a client which has its answer is in the count.
         self.shared.counters.requests.increment();
         self.send(&header, answer.as_ref(), fds.as_slice())
@@ -176,9 +244,27 @@ impl Connection<'_> {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), End> {
         encode_answer(&mut self.out, header.op, header.sequence, answer);
-        send_with_fds(self.stream, &self.out, fds)?;
+        let has_room = self.share.hold(self.frames.room() + self.out.len());
+        let fds = if has_room {
+            fds
+        } else {
+            let error = ControlError::Failed(format!(
+                "the server is busy: the answer has {} bytes, and the messages of all connections may take {} together; \
+                 ask again, for less at once",
+                self.out.len(),
+                self.shared.budget.limit()
+            ));
+            self.out = Vec::new();
+            encode_answer(&mut self.out, header.op, header.sequence, Err(&error));
+            &[]
+        };
+        let deadline = Instant::now() + self.shared.config.write_timeout;
+        send_with_fds_by(self.stream, &self.out, fds, deadline)?;
         if self.out.capacity() > KEEP {
             self.out = Vec::new();
+        }
+        if !has_room {
+            return Err(End::Busy);
         }
         Ok(())
     }
@@ -199,7 +285,11 @@ impl Connection<'_> {
 
     /// Reads until a frame is there, false if the client closed instead. A frame may begin at any time before
     /// `deadline`; once it has begun it must go on.
-    fn read_frame(&mut self, mut deadline: Option<Instant>) -> Result<bool, End> {
+    fn read_frame(
+        &mut self,
+        mut deadline: Option<Instant>,
+        mut passed: impl FnMut(Vec<OwnedFd>),
+    ) -> Result<bool, End> {
         loop {
             match self.frames.frame() {
                 Ok(Some(_)) => break,
@@ -209,12 +299,17 @@ impl Connection<'_> {
             if self.frames.is_started() && deadline.is_none() {
                 deadline = Some(Instant::now() + self.shared.config.frame_timeout);
             }
+            if !self.share.hold(self.frames.room_wanted()) {
+                return self.turn_busy();
+            }
             self.bound_reads(deadline)?;
-            // Nothing in the protocol sends descriptors this way; those that come are closed here.
             let mut fds = Vec::new();
             match recv_with_fds(self.stream, self.frames.space(), &mut fds) {
                 Ok(0) => return Ok(false),
-                Ok(len) => self.frames.filled(len),
+                Ok(len) => {
+                    self.frames.filled(len);
+                    passed(fds);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Err(End::Stalled("a request did not arrive whole"));
                 }
@@ -226,11 +321,32 @@ impl Connection<'_> {
 
     fn give_up(&mut self, error: &DecodeError) -> Result<bool, End> {
         self.shared.counters.bad_frames.increment();
-        tracing::warn!(%error, "a connection was closed because its stream cannot be read");
+        if let Some(suppressed) = self.shared.warnings.unreadable.pass() {
+            tracing::warn!(
+                %error,
+                suppressed,
+                "a connection was closed because its stream cannot be read"
+            );
+        }
         if let Some(header) = self.frames.header() {
             self.send(&header, Err(&ControlError::from(error.clone())), &[])?;
         }
         Err(End::Unreadable)
+    }
+
+    /// Refuses the frame that is arriving, for which there is no memory.
+    fn turn_busy(&mut self) -> Result<bool, End> {
+        if let Some(header) = self.frames.header() {
+            let error = ControlError::Refused(format!(
+                "the server is busy: the messages of all connections may take {} bytes together, and there is no room for \
+                 one of {} bytes; nothing was done, connect and ask again, for less at once",
+                self.shared.budget.limit(),
+                header.payload_len
+            ));
+            self.frames = FrameReader::new();
+            self.send(&header, Err(&error), &[])?;
+        }
+        Err(End::Busy)
     }
 
     fn bound_reads(&mut self, deadline: Option<Instant>) -> Result<(), End> {

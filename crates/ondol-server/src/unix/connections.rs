@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use ondol_protocol::ClientId;
 use parking_lot::{Condvar, Mutex};
 
+use super::clients::ProcessKey;
+
 /// The connections that are being served.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
@@ -21,9 +23,17 @@ struct Table {
 
 #[derive(Debug, Default)]
 struct Live {
-    streams: HashMap<u64, (Arc<UnixStream>, Option<ClientId>)>,
+    served: HashMap<u64, Served>,
+    by_process: HashMap<ProcessKey, usize>,
     next: u64,
     closed: bool,
+}
+
+#[derive(Debug)]
+struct Served {
+    stream: Arc<UnixStream>,
+    process: Option<ProcessKey>,
+    client: Option<ClientId>,
 }
 
 /// One connection's place; given back when dropped, by whatever way its thread ends.
@@ -34,17 +44,44 @@ pub(super) struct Ticket {
     stream: Arc<UnixStream>,
 }
 
+/// Why a connection gets no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
+    /// As many connections as are allowed.
+    All,
+    /// As many of this process as are allowed.
+    Process,
+}
+
 impl Connections {
-    /// A place for the connection, if there is one.
-    pub(super) fn admit(&self, stream: &Arc<UnixStream>, limit: usize) -> Option<Ticket> {
+    /// A place for the connection of `process`, if there is one.
+    pub(super) fn admit(
+        &self,
+        stream: &Arc<UnixStream>,
+        process: Option<ProcessKey>,
+        limit: usize,
+        limit_per_process: usize,
+    ) -> Result<Ticket, Full> {
         let mut live = self.table.live.lock();
-        if live.closed || live.streams.len() >= limit {
-            return None;
+        if live.closed || live.served.len() >= limit {
+            return Err(Full::All);
+        }
+        if let Some(process) = process {
+            let count = live.by_process.entry(process).or_default();
+            if *count >= limit_per_process {
+                return Err(Full::Process);
+            }
+            *count += 1;
         }
         let number = live.next;
         live.next += 1;
-        live.streams.insert(number, (Arc::clone(stream), None));
-        Some(Ticket {
+        let served = Served {
+            stream: Arc::clone(stream),
+            process,
+            client: None,
+        };
+        live.served.insert(number, served);
+        Ok(Ticket {
             table: Arc::clone(&self.table),
             number,
             stream: Arc::clone(stream),
@@ -54,9 +91,9 @@ impl Connections {
     /// Closes all connections of a client.
     pub(super) fn close_of(&self, client: ClientId) {
         let live = self.table.live.lock();
-        let of_client = |(_, owner): &&(_, Option<ClientId>)| *owner == Some(client);
-        for (stream, _) in live.streams.values().filter(of_client) {
-            shut(stream);
+        let of_client = |served: &&Served| served.client == Some(client);
+        for served in live.served.values().filter(of_client) {
+            shut(&served.stream);
         }
     }
 
@@ -65,13 +102,13 @@ impl Connections {
         let deadline = Instant::now() + timeout;
         let mut live = self.table.live.lock();
         live.closed = true;
-        live.streams.values().for_each(|(stream, _)| shut(stream));
-        while !live.streams.is_empty() {
+        live.served.values().for_each(|served| shut(&served.stream));
+        while !live.served.is_empty() {
             if self.table.ended.wait_until(&mut live, deadline).timed_out() {
                 break;
             }
         }
-        live.streams.len()
+        live.served.len()
     }
 }
 
@@ -82,15 +119,25 @@ impl Ticket {
 
     /// Notes whose connection this is.
     pub(super) fn belongs_to(&self, client: ClientId) {
-        if let Some((_, owner)) = self.table.live.lock().streams.get_mut(&self.number) {
-            *owner = Some(client);
+        if let Some(served) = self.table.live.lock().served.get_mut(&self.number) {
+            served.client = Some(client);
         }
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.table.live.lock().streams.remove(&self.number);
+        let mut live = self.table.live.lock();
+        let served = live.served.remove(&self.number);
+        if let Some(process) = served.and_then(|served| served.process)
+            && let Some(count) = live.by_process.get_mut(&process)
+        {
+            *count -= 1;
+            if *count == 0 {
+                live.by_process.remove(&process);
+            }
+        }
+        drop(live);
         self.table.ended.notify_all();
     }
 }

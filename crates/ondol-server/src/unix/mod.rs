@@ -1,32 +1,36 @@
 //! The door for Ondol's own protocol: one thread a connection, one more that accepts and one that watches the
 //! clients' processes.
 
+mod budget;
 mod clients;
 mod connection;
 mod connections;
 mod dispatch;
 mod listener;
+mod throttle;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use ondol_catalog::Counter;
 use ondol_protocol::ControlError;
-use ondol_shm::ForkGuard;
+use ondol_shm::{ForkGuard, PeerCredentials, Process, peer_groups};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::metrics::DoorCounters;
 use crate::{House, ServerError, StateDir};
 
-use clients::Clients;
-use connections::Connections;
+use budget::Budget;
+use clients::{Clients, ProcessKey};
+use connections::{Connections, Full};
 use listener::SocketFile;
+use throttle::Warnings;
 
 /// How a [`UnixDoor`] behaves.
 #[derive(Clone, Debug)]
@@ -36,30 +40,40 @@ pub struct DoorConfig {
     pub socket: PathBuf,
     /// Mode of the socket's file; who may write it may connect.
     pub mode: u32,
+    /// Group that the socket is given to and whose members are let in.
+    pub group: Option<u32>,
     /// Users that are let in, besides root and the server's own.
     pub allowed_uids: Vec<u32>,
     /// Connections at once, over all clients.
     pub max_connections: usize,
+    /// Connections at once of one process.
+    pub max_connections_per_process: usize,
+    /// Bytes that messages of all connections may take together, beyond 64 KiB each, while they come and go.
+    pub frame_budget: u64,
     /// Clients at once.
     pub max_clients: usize,
     /// How long a new connection may take to say who it is.
     pub hello_timeout: Duration,
     /// How long a request may take to arrive once its first byte is there.
     pub frame_timeout: Duration,
-    /// How long a client may take to make room for an answer.
+    /// How long a client may take to take an answer, the whole of it.
     pub write_timeout: Duration,
     /// How long [`UnixDoor::stop`] waits for calls that are running.
     pub stop_timeout: Duration,
 }
 
 impl DoorConfig {
-    /// The defaults, with the socket at this path: mode 0600, 1024 connections, 1024 clients, 5 s to say hello.
+    /// The defaults, with the socket at this path: mode 0600, 1024 connections, 256 of them of one process, 1024 clients,
+    /// 256 MiB of messages, 5 s to say hello.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
             mode: 0o600,
+            group: None,
             allowed_uids: Vec::new(),
             max_connections: 1024,
+            max_connections_per_process: 256,
+            frame_budget: 256 << 20,
             max_clients: 1024,
             hello_timeout: Duration::from_secs(5),
             frame_timeout: Duration::from_secs(10),
@@ -71,6 +85,10 @@ impl DoorConfig {
 
 /// An open door: serves until [`stop`](Self::stop). Dropping it stops it, and the clients that came through it leave
 /// the engine; what they hold stays theirs until they end it, as the engine keeps it.
+///
+/// A door watches the processes of its clients for as long as it is open, and nobody does after that. So a door is closed
+/// when its engine ends: stop the door, close the engine, drop both. Then the clients are adopted by the next server,
+/// which finds out who has died meanwhile. To drop a door while its engine goes on serving others is for tests.
 pub struct UnixDoor {
     shared: Arc<Shared>,
     threads: Mutex<Threads>,
@@ -89,6 +107,8 @@ struct Shared {
     counters: DoorCounters,
     clients: Clients,
     connections: Connections,
+    budget: Budget,
+    warnings: Warnings,
     /// Readable, for ever, once the door closes.
     closing: OwnedFd,
 }
@@ -106,7 +126,7 @@ impl UnixDoor {
     ) -> Result<Self, ServerError> {
         let path = config.socket.clone();
         let failed = |action| ServerError::io(action, &path);
-        let (listener, socket) = listener::listen(&path, config.mode)?;
+        let (listener, socket) = listener::listen(&path, config.mode, config.group)?;
         let closing = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| failed("make an event descriptor for")(error.into()))?;
         let clients = Clients::new(house, config.max_clients, &closing)
@@ -115,6 +135,8 @@ impl UnixDoor {
             counters: DoorCounters::new(),
             clients,
             connections: Connections::default(),
+            budget: Budget::new(config.frame_budget),
+            warnings: Warnings::default(),
             closing,
             config,
         });
@@ -152,7 +174,7 @@ impl UnixDoor {
     /// # Errors
     /// [`ServerError`], as [`open`](Self::open) would give it.
     pub fn rehearse(_: &StateDir, config: &DoorConfig) -> Result<(), ServerError> {
-        listener::rehearse(&config.socket, config.mode)
+        listener::rehearse(&config.socket, config.mode, config.group)
     }
 
     /// Path of the socket.
@@ -217,7 +239,6 @@ fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
 
 impl Shared {
     fn accept(self: &Arc<Self>, listener: &std::os::unix::net::UnixListener) {
-        let mut exhausted = false;
         loop {
             let mut ready = [
                 PollFd::new(listener, PollFlags::IN),
@@ -234,10 +255,7 @@ impl Shared {
                 return;
             }
             match listener.accept() {
-                Ok((stream, _)) => {
-                    exhausted = false;
-                    self.admit(stream);
-                }
+                Ok((stream, _)) => self.admit(stream),
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -247,10 +265,9 @@ impl Shared {
                     ) => {}
                 Err(error) => {
                     // Out of descriptors or memory: the connection waits in the queue until there are some.
-                    if !exhausted {
-                        tracing::warn!(%error, "cannot accept connections; trying again");
+                    if let Some(suppressed) = self.warnings.exhausted.pass() {
+                        tracing::warn!(%error, suppressed, "cannot accept connections; trying again");
                     }
-                    exhausted = true;
                     self.pause(Duration::from_millis(50));
                 }
             }
@@ -266,49 +283,89 @@ impl Shared {
 
     fn admit(self: &Arc<Self>, stream: UnixStream) {
         let stream = Arc::new(stream);
-        let config = &self.config;
-        if let Err(error) = stream.set_write_timeout(Some(config.write_timeout)) {
-            tracing::warn!(%error, "cannot prepare a connection");
-            return;
-        }
-        let peer = match rustix::net::sockopt::socket_peercred(&stream) {
-            Ok(peer) => peer,
-            Err(error) => {
-                let text = format!("the server cannot see who connects: {error}");
-                return self.refuse(&stream, ControlError::Failed(text));
+        let process = match self.identify(&stream) {
+            Ok(process) => process,
+            Err(error) => return self.refuse(&stream, error),
+        };
+        let DoorConfig {
+            max_connections,
+            max_connections_per_process,
+            ..
+        } = self.config;
+        let admitted = self.connections.admit(
+            &stream,
+            ProcessKey::of(&process.identity()),
+            max_connections,
+            max_connections_per_process,
+        );
+        let ticket = match admitted {
+            Ok(ticket) => ticket,
+            Err(full) => {
+                let text = match full {
+                    Full::All => format!(
+                        "the server has {max_connections} connections, as many as it allows; close some or raise its limit"
+                    ),
+                    Full::Process => format!(
+                        "process {} has {max_connections_per_process} connections, as many as one may; close some or raise \
+                         the server's limit",
+                        process.pid()
+                    ),
+                };
+                return self.refuse(&stream, ControlError::Refused(text));
             }
         };
-        let (uid, own) = (peer.uid.as_raw(), rustix::process::geteuid().as_raw());
-        if uid != 0 && uid != own && !config.allowed_uids.contains(&uid) {
-            let text = format!(
-                "user {uid} may not connect; expected user {own}, root, or a user whom the server's configuration allows"
-            );
-            return self.refuse(&stream, ControlError::Refused(text));
-        }
-        let Some(ticket) = self.connections.admit(&stream, config.max_connections) else {
-            let text = format!(
-                "the server has {} connections, as many as it allows; close some or raise its limit",
-                config.max_connections
-            );
-            return self.refuse(&stream, ControlError::Refused(text));
-        };
         let shared = Arc::clone(self);
-        let pid = peer.pid.as_raw_nonzero().get();
         let spawned = start("ondol-client", move || {
-            connection::serve(&shared, ticket);
+            connection::serve(&shared, ticket, process);
         });
         if let Err(error) = spawned {
-            tracing::warn!(pid, %error, "cannot start a thread for a connection");
             let text = format!("the server cannot start a thread: {error}");
             self.refuse(&stream, ControlError::Failed(text));
+        }
+    }
+
+    /// The process that connects, if its user may.
+    fn identify(&self, stream: &UnixStream) -> Result<Process, ControlError> {
+        let unseen = |error: io::Error| {
+            ControlError::Failed(format!("the server cannot see who connects: {error}"))
+        };
+        let peer = PeerCredentials::of(stream).map_err(unseen)?;
+        if !self.may_connect(stream, &peer).map_err(unseen)? {
+            let own = rustix::process::geteuid().as_raw();
+            let group = match self.config.group {
+                Some(group) => format!("a member of group {group}, "),
+                None => String::new(),
+            };
+            return Err(ControlError::Refused(format!(
+                "user {} may not connect; expected user {own}, root, {group}or a user whom the server's configuration \
+                 allows",
+                peer.uid
+            )));
+        }
+        Process::of_peer(stream).map_err(unseen)
+    }
+
+    fn may_connect(&self, stream: &UnixStream, peer: &PeerCredentials) -> io::Result<bool> {
+        let PeerCredentials { uid, gid, .. } = *peer;
+        let own = rustix::process::geteuid().as_raw();
+        if uid == 0 || uid == own || self.config.allowed_uids.contains(&uid) {
+            return Ok(true);
+        }
+        match self.config.group {
+            Some(group) if group == gid => Ok(true),
+            Some(group) => Ok(peer_groups(stream)?.contains(&group)),
+            None => Ok(false),
         }
     }
 
     /// Turns a connection away that has said nothing yet.
     fn refuse(&self, stream: &UnixStream, error: ControlError) {
         self.counters.refused.increment();
-        tracing::warn!(%error, "a connection was refused");
-        connection::send_refusal(stream, &error);
+        if let Some(suppressed) = self.warnings.refused.pass() {
+            tracing::warn!(%error, suppressed, "a connection was refused");
+        }
+        // It fits into a socket that nothing was written to, so that nobody makes the thread wait that accepts.
+        connection::send_refusal(stream, &error, Instant::now());
     }
 
     /// Reclaims what clients held when their processes end, until the door closes.
@@ -317,14 +374,17 @@ impl Shared {
             for client in &ended.clients {
                 self.connections.close_of(client.id);
                 self.counters.died.increment();
-                let reclaimed = self.clients.died(client);
+                let reclaimed = self.clients.died(client.id);
                 tracing::info!(
                     client = %client.id,
                     pid = ended.pid,
+                    reason = "its process has ended",
+                    noticed_by = "the descriptor of the process",
+                    was_away = client.was_away,
                     grants = reclaimed.grants,
                     leases = reclaimed.leases,
                     pins = reclaimed.pins,
-                    "a client's process has ended; what it held is reclaimed"
+                    "a client is dead; what it held is reclaimed"
                 );
             }
         }
