@@ -15,7 +15,8 @@ use std::{env, fs, io};
 use fake::{FakeEngine, Helper, Server, WATCHDOG, assert_shared, wait};
 use ondol_plugin::Key;
 use ondol_protocol::wire::{
-    Answer, FrameReader, HEADER_BYTES, Header, Hello, Op, RequestRef, encode_request,
+    Answer, FrameReader, HEADER_BYTES, Header, Hello, Op, PROTOCOL_VERSION, RequestRef,
+    encode_request,
 };
 use ondol_protocol::{Access, ClientInfo, ControlError};
 use ondol_server::{DoorConfig, House, ServerError, StateDir, UnixDoor};
@@ -346,7 +347,7 @@ fn a_killed_client_that_had_left_is_reclaimed() {
 }
 
 #[test]
-fn another_incarnation_is_not_joined() {
+fn a_client_that_is_not_known_is_told_so() {
     let server = Server::start();
     let ask = |incarnation| {
         let mut raw = Raw::connect(server.door.socket());
@@ -355,17 +356,15 @@ fn another_incarnation_is_not_joined() {
             ..hello(1)
         };
         match raw.ask(RequestRef::Hello(&hello)).0 {
-            Err(ControlError::Disconnected {
-                reason,
-                sent: false,
-            }) => reason,
+            Err(ControlError::UnknownClient(reason)) => reason,
             other => panic!("{other:?}"),
         }
     };
     let text = ask(77);
     assert!(text.contains("was started again"), "{text}");
-    assert!(ask(1).contains("does not know this client"));
+    assert!(ask(1).contains("has left"));
     assert_eq!(server.engine.lock().attaches, 0);
+    assert_eq!(server.count("ondol_door_clients_unknown_total"), 2);
 }
 
 #[test]
@@ -514,7 +513,7 @@ fn an_oversize_frame_is_answered_and_closed() {
         payload_len: 257,
         op: Op::Hello as u8,
         status: 0,
-        version: 1,
+        version: PROTOCOL_VERSION,
         sequence: 3,
     };
     let mut raw = Raw::connect(server.door.socket());
@@ -544,7 +543,7 @@ fn a_bad_message_in_a_good_frame_costs_only_itself() {
         payload_len: 0,
         op: 0x77,
         status: 0,
-        version: 1,
+        version: PROTOCOL_VERSION,
         sequence: 9,
     };
     raw.send(&header.encode());

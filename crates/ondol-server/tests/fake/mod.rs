@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::ops::Bound;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 
 use ondol_protocol::{
     Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
-    DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, Listing, ObjectInfo, PinOutcome,
+    DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, Listing, ObjectInfo, Pin, PinOutcome,
     RegionInfo, Retrieve, Retrieved, StaleReason,
 };
-use ondol_server::{DoorConfig, House, Reclaimed, StateDir, Tenant, UnixDoor};
+use ondol_server::{Adopted, DoorConfig, House, Reclaimed, StateDir, Tenant, UnixDoor};
 use ondol_shm::{
-    BackingId, Generation, HandleSecret, PageId, Process, RegionHandle, create_lease_table,
+    BackingId, Generation, HandleSecret, LeaseLedger, PageId, Process, RegionHandle,
+    create_lease_table,
 };
 
 use ondol_plugin::{Key, RegionId, RegionSpan};
@@ -50,6 +51,10 @@ pub(crate) struct State {
     pub(crate) died: Vec<ClientId>,
     pub(crate) attaches: usize,
     pub(crate) left: HashSet<ClientId>,
+    /// Clients of the server before, until the door asks for them.
+    pub(crate) adopted: Vec<Adopted>,
+    /// Clients of the server before that came back.
+    pub(crate) resumed: Vec<ClientId>,
     objects: BTreeMap<Key, Hit>,
     granted: BTreeMap<(u64, u32), ClientId>,
     /// While set, `stats` does not answer.
@@ -62,6 +67,7 @@ pub(crate) struct State {
 struct FakeSession {
     engine: Arc<FakeEngine>,
     info: ClientInfo,
+    lease_table: OwnedFd,
 }
 
 impl FakeEngine {
@@ -104,6 +110,20 @@ impl FakeEngine {
         }
     }
 
+    fn session(self: Arc<Self>, id: ClientId, lease_table: OwnedFd) -> Arc<dyn Tenant> {
+        let info = ClientInfo {
+            id,
+            share_limit: 1 << 20,
+            max_page_bytes: STRIDE,
+            incarnation: self.incarnation,
+        };
+        Arc::new(FakeSession {
+            engine: self,
+            info,
+            lease_table,
+        })
+    }
+
     pub(crate) fn handle(&self) -> RegionHandle {
         self.secret.sign(RegionSpan {
             region_id: RegionId(1),
@@ -114,19 +134,37 @@ impl FakeEngine {
 }
 
 impl House for FakeEngine {
-    fn attach(self: Arc<Self>, process: &Process) -> Result<Arc<dyn Tenant>, ControlError> {
+    fn attach(
+        self: Arc<Self>,
+        process: &Process,
+        _: [u8; 16],
+    ) -> Result<Arc<dyn Tenant>, ControlError> {
         let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
         self.change(|state| {
             state.sessions.insert(id, process.pid());
             state.attaches += 1;
         });
-        let info = ClientInfo {
-            id,
-            share_limit: 1 << 20,
-            max_page_bytes: STRIDE,
-            incarnation: self.incarnation,
-        };
-        Ok(Arc::new(FakeSession { engine: self, info }))
+        let table = create_lease_table();
+        let table = table.map_err(|error| ControlError::Failed(error.to_string()))?;
+        Ok(self.session(id, table))
+    }
+
+    fn take_adopted(&self) -> Vec<Adopted> {
+        std::mem::take(&mut self.lock().adopted)
+    }
+
+    fn resume(
+        self: Arc<Self>,
+        client: ClientId,
+        lease_table: OwnedFd,
+    ) -> Result<Arc<dyn Tenant>, ControlError> {
+        LeaseLedger::<()>::open(lease_table.as_fd(), None)
+            .map_err(|error| ControlError::Refused(error.to_string()))?;
+        self.change(|state| {
+            state.sessions.insert(client, 0);
+            state.resumed.push(client);
+        });
+        Ok(self.session(client, lease_table))
     }
 
     fn client_died(&self, client: ClientId) -> Option<Reclaimed> {
@@ -165,7 +203,8 @@ impl ControlPlane for FakeSession {
     }
 
     fn lease_table(&self) -> Result<OwnedFd, ControlError> {
-        create_lease_table().map_err(|error| ControlError::Failed(error.to_string()))
+        let table = self.lease_table.try_clone();
+        table.map_err(|error| ControlError::Failed(error.to_string()))
     }
 
     fn regions(&self) -> Result<Vec<RegionInfo>, ControlError> {
@@ -277,19 +316,17 @@ impl ControlPlane for FakeSession {
             .collect())
     }
 
-    fn pin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError> {
-        let hits = self.locate(keys)?;
-        Ok(hits
-            .iter()
-            .map(|hit| match hit {
-                Some(_) => PinOutcome::Done,
-                None => PinOutcome::Absent,
-            })
-            .collect())
+    fn pin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError> {
+        let state = self.enter()?;
+        let outcome = |pin: &Pin| match state.objects.contains_key(&pin.key) {
+            true => PinOutcome::Done,
+            false => PinOutcome::Absent,
+        };
+        Ok(pins.iter().map(outcome).collect())
     }
 
-    fn unpin(&self, keys: &[Key]) -> Result<Vec<PinOutcome>, ControlError> {
-        self.pin(keys)
+    fn unpin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError> {
+        self.pin(pins)
     }
 
     fn delete(&self, keys: &[Key]) -> Result<Vec<DeleteOutcome>, ControlError> {
