@@ -127,9 +127,7 @@ pub(super) fn open(
             true
         }
         Predecessor::Unknown | Predecessor::Replace => {
-            if let Found::Header(header) = &found {
-                owner::check_reserved(&path, header.pool, header.state.as_deref(), options)?;
-            }
+            check_not_needed(uri, &path, &found, options)?;
             write_header(uri, &path, &file, align, len, options)?;
             false
         }
@@ -158,6 +156,29 @@ pub(super) fn open(
     })
 }
 
+/// Refuses a device whose bytes somebody else may need. A damaged header is what a start leaves that was cut off.
+fn check_not_needed(
+    uri: &DeviceUri,
+    path: &Path,
+    found: &Found,
+    options: &OpenOptions,
+) -> Result<(), DeviceError> {
+    match found {
+        Found::Header(header) => {
+            owner::check_reserved(path, header.pool, header.state.as_deref(), options)
+        }
+        Found::OtherVersion(version) if options.predecessor == Predecessor::Unknown => {
+            Err(unusable(
+                uri,
+                format!(
+                    "its header has version {version}, which another version of Ondol wrote; use that one, or give up what the device holds with `ondol serve --fresh`"
+                ),
+            ))
+        }
+        Found::OtherVersion(_) | Found::Damaged | Found::Nothing => Ok(()),
+    }
+}
+
 /// Refuses a device that is not the one of the record.
 fn check_header(
     uri: &DeviceUri,
@@ -175,16 +196,12 @@ fn check_header(
             format_size(usable.end.saturating_sub(usable.start))
         )
     };
+    let other = |what: &str| changed(uri, format!("its header {what}"), "that of the pool");
     let header = match found {
         Found::Header(header) => header,
-        Found::Nothing => {
-            return Err(changed(
-                uri,
-                "it has no header of Ondol",
-                "that of the pool",
-            ));
-        }
-        Found::Damaged(how) => return Err(changed(uri, how.as_str(), "that of the pool")),
+        Found::Nothing => return Err(other("is gone")),
+        Found::Damaged => return Err(other("is damaged")),
+        Found::OtherVersion(version) => return Err(other(&format!("has version {version}"))),
     };
     owner::check_reserved(path, header.pool, header.state.as_deref(), options)?;
     check_pool(uri, header.pool, options)?;

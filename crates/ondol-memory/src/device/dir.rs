@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use rustix::fs::{Mode, OFlags, fstat, fsync, open as open_file};
+use rustix::fs::{Mode, OFlags, fsync, open as open_file};
 use rustix::io::Errno;
 
 use super::allocate::{allocate, workers};
@@ -19,7 +19,7 @@ use super::owner::{FileId, OwnerLock, unlink};
 use super::room::{self, FileSystem};
 use super::{
     Backing, Device, DeviceEnv, DeviceError, DeviceRecord, DeviceUri, Hold, MIN_ALIGNMENT, Medium,
-    OpenOptions, Predecessor, Source, base_page_size, changed, check_file, check_pool, io_error,
+    OpenOptions, Predecessor, Source, base_page_size, changed, check_pool, io_error, open_kept,
     page_size_of, set_access, unusable,
 };
 use crate::size::format_size;
@@ -372,24 +372,8 @@ fn keep_file(
     expected: FileRecord,
     options: &OpenOptions,
 ) -> Result<Backing, DeviceError> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = match open_file(&path, flags, Mode::empty()) {
-        Ok(file) => file,
-        Err(error @ (Errno::NOENT | Errno::LOOP)) => {
-            let what = if error == Errno::NOENT {
-                "gone"
-            } else {
-                "a symbolic link"
-            };
-            let found = format!("{} is {what}", path.display());
-            return Err(changed(device, found, "the file of the pool"));
-        }
-        Err(error) => return Err(io_error("open", &path, error.into())),
-    };
-    let failed = |source: io::Error| io_error("examine", &path, source);
-    let stat = fstat(&file).map_err(|error| failed(error.into()))?;
-    check_file(device, &path, &stat, volatile, expected)?;
+    let file = open_kept(device, &path, volatile, expected)?;
     set_access(&file, &path, options)?;
-    let id = FileId::of(&file).map_err(failed)?;
+    let id = FileId::of(&file).map_err(|source| io_error("examine", &path, source))?;
     Ok(backing(path, id, expected.len, volatile))
 }

@@ -54,8 +54,10 @@ pub(super) enum Found {
     Header(Header),
     /// Bytes that no Ondol wrote.
     Nothing,
-    /// A header that was only partly written, or overwritten since, or that a later version wrote; and why.
-    Damaged(String),
+    /// A header that was only partly written, or overwritten since.
+    Damaged,
+    /// A header of a version that is not understood here.
+    OtherVersion(u32),
 }
 
 impl Header {
@@ -100,14 +102,13 @@ impl Header {
         };
         let (version, state_len) = (number(8) as u32, (number(8) >> 32) as usize);
         if version != VERSION {
-            return Found::Damaged(format!("its header has version {version}"));
+            return Found::OtherVersion(version);
         }
-        let damaged = || Found::Damaged("its header is damaged".to_owned());
         let Some(state) = bytes[FIXED..].get(..state_len) else {
-            return damaged();
+            return Found::Damaged;
         };
         if number(48) != checksum(&bytes[..48], state) {
-            return damaged();
+            return Found::Damaged;
         }
         let mut pool = [0; 16];
         pool.copy_from_slice(&bytes[16..32]);

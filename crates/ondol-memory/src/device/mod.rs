@@ -32,7 +32,7 @@ use std::time::Instant;
 
 use ondol_catalog::failpoint;
 use ondol_shm::{ReadMapping, write_back};
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fchmod, fdatasync, fstat, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fchmod, fdatasync, fstat, openat};
 use rustix::io::Errno;
 
 use crate::size::format_size;
@@ -537,21 +537,26 @@ fn check_pool(
     ))
 }
 
-/// Refuses a file that is not the one of the record.
-fn check_file(
+/// Opens the file of the record, or refuses what is in its place.
+fn open_kept(
     device: &DeviceUri,
     path: &Path,
-    found: &Stat,
     volatile: bool,
     expected: FileRecord,
-) -> Result<(), DeviceError> {
+) -> Result<OwnedFd, DeviceError> {
     let shown = path.display();
+    let other = |what: &str| changed(device, format!("{shown} is {what}"), "the file of the pool");
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match openat(CWD, path, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Err(other("gone")),
+        Err(Errno::LOOP) => return Err(other("a symbolic link")),
+        Err(Errno::ISDIR | Errno::NXIO) => return Err(other("no plain file")),
+        Err(error) => return Err(io_error("open", path, error.into())),
+    };
+    let found = fstat(&file).map_err(|error| io_error("examine", path, error.into()))?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-        return Err(changed(
-            device,
-            format!("{shown} is no plain file"),
-            "the file of the pool",
-        ));
+        return Err(other("no plain file"));
     }
     if let Some(inode) = expected.inode
         && inode != found.st_ino
@@ -569,7 +574,7 @@ fn check_file(
             format!("{} bytes", expected.len),
         ));
     }
-    // On a disk the system may compress.
+    // Who writes to a hole when memory is full is killed. On a disk the system may compress what looks like one.
     if volatile && (found.st_blocks as u64).saturating_mul(512) < expected.len {
         return Err(changed(
             device,
@@ -577,7 +582,7 @@ fn check_file(
             "a file without holes",
         ));
     }
-    Ok(())
+    Ok(file)
 }
 
 /// Gives a file the permissions and the group that were asked for, where it has others.

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::owner::{FileId, LockedFile, OwnerLock, unlink_ours};
 use super::{
     Backing, Device, DeviceError, DeviceRecord, DeviceUri, Hold, MIN_ALIGNMENT, Medium,
-    OpenOptions, Source, changed, check_file, check_pool, io_error, set_access,
+    OpenOptions, Source, changed, check_pool, io_error, open_kept, set_access,
 };
 use crate::size::format_size;
 
@@ -92,21 +92,7 @@ impl NameClaim {
         lock.check_reserved(&path, options)?;
         check_pool(device, owner.pool, options)?;
         let failed = |source: io::Error| io_error("open", &path, source);
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = match open(&path, flags, Mode::empty()) {
-            Ok(file) => file,
-            Err(Errno::NOENT) => {
-                let found = format!("{} is gone", path.display());
-                return Err(changed(device, found, "the file of the pool"));
-            }
-            Err(Errno::LOOP) => {
-                let found = format!("{} is a symbolic link", path.display());
-                return Err(changed(device, found, "the file of the pool"));
-            }
-            Err(error) => return Err(failed(error.into())),
-        };
-        let stat = fstat(&file).map_err(|error| failed(error.into()))?;
-        check_file(device, &path, &stat, true, expected)?;
+        let file = open_kept(device, &path, true, expected)?;
         let id = FileId::of(&file).map_err(failed)?;
         if owner.file != Some(id) {
             return Err(changed(

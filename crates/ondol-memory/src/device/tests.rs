@@ -871,8 +871,23 @@ fn a_hugetlb_device_is_one_file_of_huge_pages_that_stays() {
     check_descriptors(backing);
     assert!(matches!(open(&uri, &env), Err(DeviceError::InUse { .. })));
     let old = first_page(backing.open_write().unwrap(), backing.len());
+    let (record, id) = (device.record(), FileId::at(&path).unwrap());
     drop(device);
     assert!(path.exists());
+
+    let keep = OpenOptions {
+        predecessor: Predecessor::Keep(record),
+        ..OpenOptions::default()
+    };
+    let device = Device::open(&uri.parse().unwrap(), &env, &keep).unwrap();
+    assert!(device.was_kept() && device.is_volatile());
+    assert_eq!(FileId::at(&path).unwrap(), id);
+    drop(device);
+    let larger = format!("hugetlb:{}?size=1GiB", path.display());
+    let error = Device::open(&larger.parse().unwrap(), &env, &keep).unwrap_err();
+    assert!(matches!(error, DeviceError::Changed { .. }), "{error:?}");
+    let left = find_leftovers(&env).unwrap();
+    assert_eq!((&left[0].device, left[0].scheme()), (&path, "hugetlb"));
     match open(&uri, &env) {
         Ok(device) => device.remove_files().unwrap(),
         Err(error) => {

@@ -430,7 +430,7 @@ fn a_dax_device_whose_header_changed_is_refused() {
     };
     let bytes = fs::read(&path).unwrap();
     for (at, byte, said) in [
-        (64, b'X', "no header of Ondol"),
+        (64, b'X', "header is gone"),
         (72, 9, "header has version 9"),
         (80, !bytes[80], "header is damaged"),
     ] {
@@ -440,6 +440,18 @@ fn a_dax_device_whose_header_changed_is_refused() {
         let text = place.changed(&record);
         assert!(text.contains(said), "{text}");
     }
+    // What another version wrote is not overwritten by the way.
+    let mut other = bytes.clone();
+    other[72] = 9;
+    fs::write(&path, &other).unwrap();
+    let text = place.open(Predecessor::Unknown).unwrap_err().to_string();
+    assert!(
+        text.contains("version 9") && text.contains("--fresh"),
+        "{text}"
+    );
+    assert_eq!(fs::read(&path).unwrap(), other);
+    drop(place.open(Predecessor::Replace).unwrap());
+
     fs::write(&path, &bytes).unwrap();
     // The lock file lies in memory, and is gone after a reboot.
     fs::remove_file(place.env.shm_root.join("dax0.0.dax-owner")).unwrap();
