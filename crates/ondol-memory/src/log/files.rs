@@ -183,7 +183,8 @@ impl Listing {
 
     /// Whether there is a log, damaged or not.
     pub(super) fn is_log(&self) -> bool {
-        !self.retired && !(self.segments.is_empty() && self.checkpoints.is_empty())
+        let is_empty = self.segments.is_empty() && self.checkpoints.is_empty();
+        !is_empty && !self.retired
     }
 }
 
