@@ -231,7 +231,9 @@ impl Handler {
         ask: impl Fn(&Arc<Line>) -> Result<T, HandlerError>,
     ) -> Result<T, HandlerError> {
         let line = self.line()?;
-        match ask(&line) {
+        let result = ask(&line);
+        self.notice_resume(&line);
+        match result {
             Err(error) if error.is_unknown_client() => ask(&self.replace(&line, &error)?),
             result => result,
         }
@@ -246,6 +248,7 @@ impl Handler {
             let _writer = self.writer()?;
             let line = self.line()?;
             let result = ask(&line);
+            self.notice_resume(&line);
             Ok::<_, HandlerError>((line, result))
         };
         let (line, result) = once()?;
@@ -303,11 +306,14 @@ impl Handler {
         if !self.home.is_home() {
             return Err(HandlerError::Forked);
         }
-        let line = self.line.load_full().ok_or(HandlerError::Closed)?;
+        self.line.load_full().ok_or(HandlerError::Closed)
+    }
+
+    /// Looks whether a call went to a server that was started again.
+    fn notice_resume(&self, line: &Line) {
         if line.settle_after_resume() {
             self.counters.reconnects.increment();
         }
-        Ok(line)
     }
 }
 

@@ -131,6 +131,7 @@ impl Handler {
             let _writer = self.writer()?;
             let line = self.line()?;
             let result = self.commit_on(&line, objects);
+            self.notice_resume(&line);
             (line, result)
         };
         match result {
