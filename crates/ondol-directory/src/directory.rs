@@ -74,6 +74,14 @@ pub enum AttachError {
     Unknown,
 }
 
+/// Objects that were found and are held, though no lease is booked yet.
+pub(crate) struct Found {
+    /// One for each key; it may end before the last key.
+    pub(crate) entries: Vec<Option<Arc<Entry>>>,
+    /// Objects that were there under another layout.
+    pub(crate) mismatches: u32,
+}
+
 /// Why there is no page for a grant.
 enum Obstacle {
     /// The objects of the last run have to be loaded first.
@@ -585,9 +593,12 @@ impl Directory {
         }
         let client = self.client(client)?;
         self.load_asked_for(keys);
-        let (found, mismatches) = self.hold_verified(request)?;
+        let Found {
+            entries,
+            mismatches,
+        } = self.hold_verified(request)?;
         failpoint!("retrieve.leased");
-        let mut found = found.into_iter().enumerate();
+        let mut found = entries.into_iter().enumerate();
         // The client ends the leases that were booked when it learns that the request failed.
         let give_up = |rest: &mut dyn Iterator<Item = (usize, Option<Arc<Entry>>)>, error| {
             rest.filter_map(|(_, entry)| entry)
@@ -631,9 +642,8 @@ impl Directory {
         Ok(Retrieved { hits, mismatches })
     }
 
-    /// Takes a hold on each object of the groups that are there whole; how many objects were there under another
-    /// layout.
-    pub(crate) fn hold(&self, request: &Retrieve) -> (Vec<Option<Arc<Entry>>>, u32) {
+    /// Takes a hold on each object of the groups that are there whole.
+    pub(crate) fn hold(&self, request: &Retrieve) -> Found {
         let Retrieve {
             keys,
             group,
@@ -673,7 +683,10 @@ impl Directory {
                 found.resize(start + group.len(), None);
             }
         }
-        (found, mismatches)
+        Found {
+            entries: found,
+            mismatches,
+        }
     }
 
     /// Where objects lie, without a lease and without counting as a use.

@@ -7,8 +7,9 @@ use ondol_memory::{Change, Extent, JournalError, Region, RemoveReason};
 use ondol_protocol::Retrieve;
 use ondol_shm::Location;
 
-use crate::directory::{Directory, DirectoryError};
+use crate::directory::{Directory, DirectoryError, Found};
 use crate::entry::Entry;
+use crate::state::Removal;
 
 /// Reads objects where they lie.
 pub trait Verifier: Send + Sync + fmt::Debug {
@@ -28,15 +29,12 @@ pub trait Verifier: Send + Sync + fmt::Debug {
 
 impl Directory {
     /// As [`hold`](Self::hold), and no object is among them whose bytes are not what they were.
-    pub(crate) fn hold_verified(
-        &self,
-        request: &Retrieve,
-    ) -> Result<(Vec<Option<Arc<Entry>>>, u32), DirectoryError> {
+    pub(crate) fn hold_verified(&self, request: &Retrieve) -> Result<Found, DirectoryError> {
         loop {
-            let (found, mismatches) = self.hold(request);
+            let found = self.hold(request);
             let mut lost = Vec::new();
             let mut failed = None;
-            for entry in found.iter().flatten() {
+            for entry in found.entries.iter().flatten() {
                 if entry.is_unverified() {
                     match self.fits(entry) {
                         Ok(true) => {}
@@ -46,9 +44,13 @@ impl Directory {
                 }
             }
             if lost.is_empty() && failed.is_none() {
-                return Ok((found, mismatches));
+                return Ok(found);
             }
-            found.iter().flatten().for_each(|entry| entry.release());
+            found
+                .entries
+                .iter()
+                .flatten()
+                .for_each(|entry| entry.release());
             if let Some(reason) = failed {
                 return Err(DirectoryError::Unverifiable(reason));
             }
@@ -96,9 +98,7 @@ impl Directory {
             }
             book.pins.remove(&entry.key);
         }
-        if state.remove(&self.shards, entry, RemoveReason::Lost, true)?
-            == crate::state::Removal::Removed
-        {
+        if state.remove(&self.shards, entry, RemoveReason::Lost, true)? == Removal::Removed {
             self.counters.lost_objects.increment();
             tracing::error!(
                 key = %entry.key, page = %entry.location.page,

@@ -8,10 +8,10 @@ mod world;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use ondol_directory::{Directory, DirectoryError};
+use ondol_directory::{Directory, DirectoryError, Newcomer};
 use ondol_memory::NoJournal;
 use ondol_plugin::Key;
-use ondol_protocol::{Commit, CommitOutcome, Retrieve};
+use ondol_protocol::{Commit, CommitOutcome, Pin, Retrieve};
 use ondol_shm::{ClientId, Grant, Lease, LeaseSlots, Location, ObjectMeta, create_lease_table};
 use proptest::prelude::*;
 use world::{Step, World, pool};
@@ -43,6 +43,11 @@ fn step() -> impl Strategy<Value = Step> {
         1 => n().prop_map(|client| Step::Leave { client }),
         1 => n().prop_map(|client| Step::Die { client }),
     ]
+}
+
+fn steps_with_restarts() -> impl Strategy<Value = Vec<Step>> {
+    let restart = (0..256_usize).prop_map(|living| Step::Restart { living });
+    proptest::collection::vec(prop_oneof![15 => step(), 1 => restart], 1..150)
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -78,6 +83,14 @@ proptest! {
     }
 
     #[test]
+    fn a_restart_changes_nothing_for_those_who_live(steps in steps_with_restarts(), every in 1..20_u64) {
+        let mut world = World::new(3, &[256 * KIB, 349_525, MIB], 3).checked_every(every);
+        steps.iter().for_each(|step| world.step(step));
+        world.check_replay();
+        world.check_that_nothing_leaked();
+    }
+
+    #[test]
     fn a_journal_that_refuses_leaves_no_half_made_change(steps in steps(), odds in 1..8_u64, seed in any::<u64>()) {
         let mut world = World::new(3, &[256 * KIB, 349_525, MIB], 3).with_faults(odds, seed);
         steps.iter().for_each(|step| world.step(step));
@@ -98,9 +111,11 @@ const CLIENT: ClientId = ClientId(1);
 impl Solo {
     fn new(regions: u64) -> Self {
         let policy = ondol_catalog::policy("lru").unwrap();
-        let directory = Directory::new(pool(regions), Box::new(NoJournal), policy);
+        let directory = Directory::new(pool(regions), Arc::new(NoJournal), policy);
         let table = create_lease_table().unwrap();
-        directory.attach(CLIENT, table.as_fd()).unwrap();
+        directory
+            .attach(CLIENT, Newcomer::default(), table.as_fd(), None)
+            .unwrap();
         Self {
             directory,
             slots: LeaseSlots::open(table.as_fd()).unwrap(),
@@ -259,7 +274,11 @@ fn an_object_that_cannot_be_freed_is_named_in_the_breakdown() {
         solo.store(key, 512 * KIB).unwrap();
     }
     let lease = solo.lease(0).unwrap();
-    solo.directory.pin(CLIENT, &[Key::integer(1)]).unwrap();
+    let pin = Pin {
+        key: Key::integer(1),
+        number: 1,
+    };
+    solo.directory.pin(CLIENT, &[pin]).unwrap();
     solo.directory.delete(&[Key::integer(2)]).unwrap();
     let granted = [
         solo.grant(512 * KIB).unwrap(),

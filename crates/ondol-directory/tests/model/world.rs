@@ -1,19 +1,22 @@
 //! A directory, and a model of it that is too simple to be wrong.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ondol_directory::{Directory, DirectoryError, Reclaimed};
-use ondol_memory::{Arena, Change, Journal, JournalError, PageState, Pool};
+use ondol_directory::{
+    AdoptedClient, AttachError, Directory, DirectoryError, LastRun, Newcomer, Reclaimed,
+};
+use ondol_memory::{Arena, Change, Image, Journal, JournalError, PageState, Pool, Position};
 use ondol_plugin::Key;
 use ondol_protocol::{
-    Commit, CommitOutcome, DeleteOutcome, EngineStats, Grant, PinOutcome, RefusedCommit, Retrieve,
+    Commit, CommitOutcome, DeleteOutcome, EngineStats, Grant, Pin, PinOutcome, RefusedCommit,
+    Retrieve,
 };
 use ondol_shm::{
-    ClientId, LayoutFingerprint, Lease, LeaseSlots, Location, ObjectMeta, PageId,
-    create_lease_table,
+    BookedLease, ClientId, LayoutFingerprint, Lease, LeaseBook, LeaseSlots, Location, ObjectMeta,
+    PageId, create_lease_table,
 };
 use parking_lot::Mutex;
 
@@ -73,13 +76,19 @@ pub(crate) enum Step {
     Die {
         client: usize,
     },
+    /// The server is killed and another one goes on with the log. Those of the clients live on whose bit is set.
+    Restart {
+        living: usize,
+    },
 }
 
-/// What the journal recorded; refuses some records if told to.
+/// What the journal recorded; refuses some records, and fails some flushes, if told to.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub(crate) changes: Mutex<Vec<Change>>,
-    /// Of 16 records so many are refused.
+    /// So many of them are durable.
+    flushed: AtomicU64,
+    /// Of 16 records, and of 16 flushes, so many are refused.
     odds: AtomicU64,
     random: AtomicU64,
 }
@@ -101,15 +110,32 @@ impl Log {
         self.random.store(x, Ordering::Relaxed);
         x >> 33
     }
+
+    fn refuses(&self) -> Result<(), JournalError> {
+        let odds = self.odds.load(Ordering::Relaxed);
+        if odds > 0 && self.draw() % 16 < odds {
+            return Err(JournalError("the disk is full".to_owned()));
+        }
+        Ok(())
+    }
 }
 
 impl Journal for Recorder {
     fn record(&self, change: &Change) -> Result<(), JournalError> {
-        let odds = self.0.odds.load(Ordering::Relaxed);
-        if odds > 0 && self.0.draw() % 16 < odds {
-            return Err(JournalError("the disk is full".to_owned()));
-        }
+        self.0.refuses()?;
         self.0.changes.lock().push(change.clone());
+        Ok(())
+    }
+
+    fn position(&self) -> Position {
+        Position(self.0.changes.lock().len() as u64)
+    }
+
+    fn flush(&self, position: Position) -> Result<(), JournalError> {
+        if position.0 > self.0.flushed.load(Ordering::Relaxed) {
+            self.0.refuses()?;
+            self.0.flushed.fetch_max(position.0, Ordering::Relaxed);
+        }
         Ok(())
     }
 }
@@ -123,12 +149,25 @@ struct Held {
 #[derive(Debug)]
 struct Client {
     id: ClientId,
+    table: OwnedFd,
     slots: Arc<LeaseSlots>,
     grants: Vec<(Grant, u64)>,
     leases: Vec<Held>,
-    pins: BTreeMap<Key, u32>,
+    pins: BTreeMap<Key, BTreeSet<u64>>,
     left: bool,
-    last_request: Option<(u64, u64, u32, Vec<Grant>)>,
+    last_request: Option<Request>,
+}
+
+/// A grant request and its answer.
+#[derive(Clone, Debug)]
+struct Request {
+    number: u64,
+    stride: u64,
+    count: u32,
+    limit: u64,
+    answer: Result<Vec<Grant>, DirectoryError>,
+    /// Whether it was given by an earlier server: then it is known by the pages that are still granted only.
+    is_old: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -147,11 +186,14 @@ pub(crate) struct World {
     regions: u64,
     clients: Vec<Client>,
     objects: BTreeMap<Key, Object>,
+    /// Objects that were recorded and are not durable, with the end of their record.
+    pending: BTreeMap<Key, (u64, Object)>,
     /// Grants that were returned or committed: nobody's any more.
     spent: Vec<(Grant, u64)>,
     generations: HashMap<PageId, u64>,
     next_client: u64,
     next_request: u64,
+    next_pin: u64,
     clock: u64,
     /// Whether the journal refuses at random: then only what must hold even so is compared.
     faulty: bool,
@@ -182,16 +224,18 @@ impl World {
         let log = Arc::new(Log::default());
         let policy = ondol_catalog::policy("lru").unwrap();
         let mut world = Self {
-            directory: Directory::new(pool(regions), Box::new(Recorder(Arc::clone(&log))), policy),
+            directory: Directory::new(pool(regions), Arc::new(Recorder(Arc::clone(&log))), policy),
             log,
             strides: strides.to_vec(),
             regions,
             clients: Vec::new(),
             objects: BTreeMap::new(),
+            pending: BTreeMap::new(),
             spent: Vec::new(),
             generations: HashMap::new(),
             next_client: 1,
             next_request: 1,
+            next_pin: 1,
             clock: 1,
             faulty: false,
             steps: 0,
@@ -217,12 +261,26 @@ impl World {
 
     fn attach(&mut self) -> Client {
         let table = create_lease_table().unwrap();
-        let id = ClientId(self.next_client);
-        self.next_client += 1;
-        self.directory.attach(id, table.as_fd()).unwrap();
+        let id = loop {
+            let id = ClientId(self.next_client);
+            self.next_client += 1;
+            let who = Newcomer {
+                instance: [id.0 as u8; 16],
+                ..Newcomer::default()
+            };
+            match self.directory.attach(id, who, table.as_fd(), None) {
+                Ok(()) => break id,
+                Err(AttachError::Journal(_)) => {
+                    assert!(self.faulty);
+                    while matches!(self.directory.detach(id), Err(DirectoryError::Journal(_))) {}
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        };
         Client {
             id,
             slots: LeaseSlots::open(table.as_fd()).unwrap(),
+            table,
             grants: Vec::new(),
             leases: Vec::new(),
             pins: BTreeMap::new(),
@@ -247,7 +305,7 @@ impl World {
             .clients
             .iter()
             .filter_map(|client| client.pins.get(key));
-        pins.sum()
+        pins.map(|pins| pins.len() as u32).sum()
     }
 
     fn is_held(&self, key: &Key, object: &Object) -> bool {
@@ -319,12 +377,28 @@ impl World {
             Step::Delete { keys } => self.delete(keys),
             Step::Leave { client } => self.leave(client % self.clients.len()),
             Step::Die { client } => self.die(client % self.clients.len()),
+            Step::Restart { living } => self.restart(*living),
         }
+        self.publish();
         if self.faulty {
             self.check_what_a_refusal_may_not_touch();
         } else if self.steps.is_multiple_of(self.check_every) {
             self.check();
         }
+    }
+
+    /// What is durable by now must be visible, and nothing else.
+    fn publish(&mut self) {
+        let flushed = self.log.flushed.load(Ordering::Relaxed);
+        let pending = std::mem::take(&mut self.pending);
+        let (durable, pending) = pending
+            .into_iter()
+            .partition(|(_, (end, _))| *end <= flushed);
+        self.pending = pending;
+        let durable: BTreeMap<_, (u64, Object)> = durable;
+        let durable = durable.into_iter();
+        self.objects
+            .extend(durable.map(|(key, (_, object))| (key, object)));
     }
 
     /// Objects that are visible now.
@@ -350,9 +424,10 @@ impl World {
                 pool.find_free(stride).is_some() || pool.plan_carve(stride).is_some() || idle_other;
             (cheap, self.generations.clone())
         });
-        let before = self.objects.clone();
         let result = self.directory.grant(id, request, stride, count, limit);
 
+        self.publish();
+        let before = self.objects.clone();
         let after = self.visible();
         let gone: Vec<Key> = before
             .keys()
@@ -387,6 +462,20 @@ impl World {
         }
         self.objects.retain(|key, _| !gone.contains(key));
 
+        let answer = result.clone();
+        if !matches!(
+            answer,
+            Err(DirectoryError::Journal(_) | DirectoryError::UnknownClient)
+        ) {
+            self.clients[client].last_request = Some(Request {
+                number: request,
+                stride,
+                count,
+                limit,
+                answer,
+                is_old: false,
+            });
+        }
         match result {
             Ok(grants) => {
                 assert!(!self.clients[client].left);
@@ -421,7 +510,6 @@ impl World {
                     assert_eq!(granted, Some(PageState::Granted(id)));
                     self.clients[client].grants.push((*grant, stride));
                 }
-                self.clients[client].last_request = Some((request, stride, count, grants));
             }
             Err(DirectoryError::ShareExceeded { held: told }) => {
                 assert_eq!(told, held);
@@ -433,7 +521,27 @@ impl World {
                 self.check_full(stride, &breakdown);
             }
             Err(DirectoryError::UnknownClient) => assert!(self.clients[client].left),
-            Err(DirectoryError::Journal(_)) => assert!(self.faulty),
+            Err(DirectoryError::Journal(_)) => {
+                assert!(self.faulty);
+                // Asked again until it is settled, it gives what was granted the first time.
+                let granted = self
+                    .directory
+                    .with_pool(|pool| pool.granted_under(id, request));
+                if granted.is_empty() {
+                    return;
+                }
+                let again = loop {
+                    match self.directory.grant(id, request, stride, count, limit) {
+                        Err(DirectoryError::Journal(_)) => {}
+                        other => break other,
+                    }
+                };
+                assert_eq!(again.as_ref(), Ok(&granted));
+                for grant in granted {
+                    self.generations.insert(grant.page, grant.generation.0);
+                    self.clients[client].grants.push((grant, stride));
+                }
+            }
             Err(other) => panic!("{other:?}"),
         }
     }
@@ -486,16 +594,32 @@ impl World {
     }
 
     fn repeat(&mut self, client: usize) {
-        let Some((request, stride, count, first)) = self.clients[client].last_request.clone()
+        let Some(Request {
+            number,
+            stride,
+            count,
+            limit,
+            answer,
+            is_old,
+        }) = self.clients[client].last_request.clone()
         else {
             return;
         };
         if self.clients[client].left {
             return;
         }
+        let own = &self.clients[client].grants;
+        let is_own = |grant: &&Grant| own.iter().any(|(own, _)| own == *grant);
+        let left: Vec<_> = answer.iter().flatten().filter(is_own).copied().collect();
+        if is_old && left.is_empty() {
+            return;
+        }
+        let expected = if left.is_empty() { answer } else { Ok(left) };
         let id = self.clients[client].id;
-        let again = self.directory.grant(id, request, stride, count, u64::MAX);
-        assert_eq!(again, Ok(first), "a repeated request got other pages");
+        match self.directory.grant(id, number, stride, count, limit) {
+            Err(DirectoryError::Journal(_)) if self.faulty => {}
+            again => assert_eq!(again, expected, "a repeated request got another answer"),
+        }
     }
 
     /// A grant of this client's, of another one's, or one that is nobody's any more.
@@ -577,9 +701,19 @@ impl World {
             return;
         }
         let commits: Vec<_> = picks.iter().map(|(commit, ..)| commit.clone()).collect();
-        let outcomes = self.directory.commit(id, &commits).unwrap();
-        assert_eq!(outcomes.len(), commits.len());
+        let recorded = self.log.changes.lock().len();
+        let outcomes = self.directory.commit(id, &commits);
         let first = self.tick(commits.len());
+        let outcomes = match outcomes {
+            Ok(outcomes) => outcomes,
+            Err(DirectoryError::Journal(_)) if self.faulty => {
+                self.note_unsettled(client, recorded, first);
+                return;
+            }
+            Err(other) => panic!("{other:?}"),
+        };
+        self.publish();
+        assert_eq!(outcomes.len(), commits.len());
         for (((commit, grant, stride), outcome), now) in
             picks.into_iter().zip(outcomes).zip(first..)
         {
@@ -626,6 +760,37 @@ impl World {
                 last_use: now,
             };
             self.objects.insert(commit.key, object);
+        }
+    }
+
+    /// After a commit that is not settled: what was recorded of it waits to be durable.
+    fn note_unsettled(&mut self, client: usize, recorded: usize, now: u64) {
+        let changes = self.log.changes.lock();
+        for (place, change) in changes.iter().enumerate().skip(recorded) {
+            let Change::Commit {
+                key,
+                location,
+                meta,
+                client: owner,
+            } = change
+            else {
+                continue;
+            };
+            let own = &mut self.clients[client].grants;
+            let index = own
+                .iter()
+                .position(|(grant, _)| grant.page == location.page)
+                .expect("a commit of a granted page");
+            let (grant, stride) = own.swap_remove(index);
+            self.spent.push((grant, stride));
+            let object = Object {
+                location: *location,
+                meta: *meta,
+                owner: *owner,
+                stride,
+                last_use: now,
+            };
+            self.pending.insert(key.clone(), (place as u64 + 1, object));
         }
     }
 
@@ -720,16 +885,32 @@ impl World {
     }
 
     fn pin(&mut self, client: usize, keys: &[usize]) {
-        let keys: Vec<_> = keys.iter().map(|index| key(*index)).collect();
+        let pins: Vec<_> = keys
+            .iter()
+            .map(|index| {
+                let key = key(*index);
+                let made = self.clients[client].pins.get(&key);
+                // Some are asked for again.
+                let again = made
+                    .and_then(|made| made.first().copied())
+                    .filter(|_| index % 3 == 0);
+                let number = again.unwrap_or_else(|| {
+                    self.next_pin += 1;
+                    self.next_pin
+                });
+                Pin { key, number }
+            })
+            .collect();
         let id = self.clients[client].id;
-        match self.directory.pin(id, &keys) {
+        match self.directory.pin(id, &pins) {
             Ok(outcomes) => {
                 assert!(!self.clients[client].left);
-                for (key, outcome) in keys.into_iter().zip(outcomes) {
+                for (Pin { key, number }, outcome) in pins.into_iter().zip(outcomes) {
                     let present = self.objects.contains_key(&key);
                     assert_eq!(outcome == PinOutcome::Done, present, "{key}");
                     if present {
-                        *self.clients[client].pins.entry(key).or_default() += 1;
+                        let own = &mut self.clients[client].pins;
+                        own.entry(key).or_default().insert(number);
                     }
                 }
             }
@@ -740,19 +921,23 @@ impl World {
     }
 
     fn unpin(&mut self, client: usize, keys: &[usize]) {
-        let keys: Vec<_> = keys.iter().map(|index| key(*index)).collect();
+        let pins: Vec<_> = keys
+            .iter()
+            .map(|index| {
+                let key = key(*index);
+                let made = self.clients[client].pins.get(&key);
+                let number = made.and_then(|made| made.first().copied()).unwrap_or(0);
+                Pin { key, number }
+            })
+            .collect();
         let id = self.clients[client].id;
-        match self.directory.unpin(id, &keys) {
+        match self.directory.unpin(id, &pins) {
             Ok(outcomes) => {
-                for (key, outcome) in keys.into_iter().zip(outcomes) {
-                    let pins = &mut self.clients[client].pins;
-                    let count = pins.get(&key).copied();
-                    assert_eq!(outcome == PinOutcome::Done, count.is_some(), "{key}");
-                    match count {
-                        Some(1) => drop(pins.remove(&key)),
-                        Some(count) => drop(pins.insert(key, count - 1)),
-                        None => {}
-                    }
+                for (Pin { key, number }, outcome) in pins.into_iter().zip(outcomes) {
+                    let own = &mut self.clients[client].pins;
+                    let was_there = own.get_mut(&key).is_some_and(|made| made.remove(&number));
+                    assert_eq!(outcome == PinOutcome::Done, was_there, "{key}");
+                    own.retain(|_, made| !made.is_empty());
                 }
             }
             Err(DirectoryError::UnknownClient) => assert!(self.clients[client].left),
@@ -764,20 +949,19 @@ impl World {
     /// After a refusal in the middle of a batch: the pins that the journal knows of.
     fn resync_pins(&mut self, client: usize) {
         let id = self.clients[client].id;
-        let mut pins: BTreeMap<Key, u32> = BTreeMap::new();
+        let mut pins: BTreeMap<Key, BTreeSet<u64>> = BTreeMap::new();
         for change in &*self.log.changes.lock() {
             match change {
-                Change::Pin { key, client } if *client == id => {
-                    *pins.entry(key.clone()).or_default() += 1;
+                Change::Pin { key, client, pin } if *client == id => {
+                    pins.entry(key.clone()).or_default().insert(*pin);
                 }
-                Change::Unpin { key, client } if *client == id => {
-                    let count = pins.get_mut(key).expect("a pin before its end");
-                    *count -= 1;
+                Change::Unpin { key, client, pin } if *client == id => {
+                    assert!(pins.get_mut(key).is_some_and(|pins| pins.remove(pin)));
                 }
                 _ => {}
             }
         }
-        pins.retain(|_, count| *count > 0);
+        pins.retain(|_, pins| !pins.is_empty());
         self.clients[client].pins = pins;
     }
 
@@ -799,6 +983,7 @@ impl World {
             }
             Err(DirectoryError::Journal(_)) if self.faulty => {
                 let visible = self.visible();
+                self.publish();
                 let pinned: Vec<_> = keys.iter().filter(|key| self.pins_on(key) > 0).collect();
                 assert!(
                     pinned.iter().all(|key| visible.contains_key(key)),
@@ -812,11 +997,12 @@ impl World {
 
     fn leave(&mut self, client: usize) {
         let id = self.clients[client].id;
-        let pins: u32 = self.clients[client].pins.values().sum();
+        let pins = self.clients[client].pins.values();
+        let pins = pins.map(|pins| pins.len() as u64).sum();
         match self.directory.leave(id) {
             Ok(reclaimed) => {
                 let expected = Reclaimed {
-                    pins: pins.into(),
+                    pins,
                     ..Reclaimed::default()
                 };
                 if !self.faulty {
@@ -852,7 +1038,7 @@ impl World {
         let dead = std::mem::replace(&mut self.clients[client], fresh);
         let expected = Reclaimed {
             leases: dead.leases.len() as u64,
-            pins: dead.pins.values().map(|count| u64::from(*count)).sum(),
+            pins: dead.pins.values().map(|pins| pins.len() as u64).sum(),
             grants: dead.grants.len() as u64,
         };
         self.spent.extend(&dead.grants);
@@ -943,7 +1129,7 @@ impl World {
                 ),
                 (
                     client.leases.len() as u64,
-                    client.pins.values().map(|count| u64::from(*count)).sum(),
+                    client.pins.values().map(|pins| pins.len() as u64).sum(),
                     client.grants.len() as u64,
                     client.grants.iter().map(|(_, stride)| stride).sum(),
                     own().count() as u64,
@@ -1027,24 +1213,84 @@ impl World {
             .iter()
             .map(|client| client.pins)
             .sum::<u64>();
-        let expected = self
-            .clients
-            .iter()
-            .flat_map(|client| client.pins.values())
-            .sum::<u32>();
-        assert_eq!(pins, u64::from(expected));
+        let expected = self.clients.iter().flat_map(|client| client.pins.values());
+        let expected: u64 = expected.map(|pins| pins.len() as u64).sum();
+        assert_eq!(pins, expected);
     }
 
-    /// The recorded changes rebuild the pool as it is.
-    pub(crate) fn check_replay(&self) {
-        let mut replay = pool(self.regions);
+    /// What the recorded changes make.
+    fn image(&self) -> Image {
+        let mut image = Image::new(pool(self.regions));
         for change in &*self.log.changes.lock() {
-            replay
+            image
                 .apply(change)
                 .unwrap_or_else(|error| panic!("the journal cannot be replayed: {error}"));
         }
-        self.directory
-            .with_pool(|pool| assert_eq!(*pool, replay, "the replay differs"));
+        image
+    }
+
+    /// The recorded changes rebuild pool and directory as they are.
+    pub(crate) fn check_replay(&self) {
+        assert_eq!(self.directory.difference(&self.image()), None);
+    }
+
+    /// The server ends without a word, and another one goes on with what it recorded.
+    fn restart(&mut self, living: usize) {
+        let image = self.image();
+        let books = tempfile::tempdir().unwrap();
+        let lives = |index: &usize| living >> (index % 8) & 1 == 1;
+        let adopted = (0..self.clients.len()).filter(lives).map(|index| {
+            let client = &self.clients[index];
+            let leases = client.leases.iter().map(|held| BookedLease {
+                lease: held.lease.reference(),
+                page: held.location.page,
+                generation: held.location.generation,
+            });
+            AdoptedClient {
+                id: client.id,
+                book: LeaseBook::create(&books.path().join(client.id.to_string())).unwrap(),
+                leases: leases.collect(),
+            }
+        });
+        let last = LastRun {
+            adopted: adopted.collect(),
+            ..LastRun::default()
+        };
+        let policy = ondol_catalog::policy("lru").unwrap();
+        let journal = Arc::new(Recorder(Arc::clone(&self.log)));
+        let (directory, recovery) = Directory::recover(image, journal, policy, last).unwrap();
+        assert_eq!(recovery.objects, self.objects.len() as u64);
+        assert_eq!(recovery.unmatched, 0);
+        self.directory = directory;
+        self.check_replay();
+        for index in 0..self.clients.len() {
+            if !lives(&index) {
+                let fresh = self.attach();
+                let dead = std::mem::replace(&mut self.clients[index], fresh);
+                self.spent.extend(&dead.grants);
+                let expected = Reclaimed {
+                    leases: 0,
+                    pins: dead.pins.values().map(|pins| pins.len() as u64).sum(),
+                    grants: dead.grants.len() as u64,
+                };
+                assert!(recovery.dead.contains(&(dead.id, expected)));
+                continue;
+            }
+            let client = &mut self.clients[index];
+            let resumed = self.directory.resume(client.id, client.table.as_fd());
+            resumed.unwrap();
+            assert!(matches!(
+                self.directory.resume(client.id, client.table.as_fd()),
+                Err(AttachError::Unknown)
+            ));
+            // Who had left and still read is a client like others until it leaves again.
+            client.left = false;
+            if let Some(request) = &mut client.last_request {
+                request.is_old = true;
+            }
+        }
+        // Loading goes on while the next steps are made.
+        assert_eq!(self.directory.is_loaded(), self.objects.is_empty());
     }
 
     /// Everybody dies and everything is deleted: then all of the pool can be used again.
@@ -1054,7 +1300,11 @@ impl World {
             self.die(client);
         }
         let keys: Vec<_> = self.visible().into_keys().collect();
-        let outcomes = self.directory.delete(&keys).unwrap();
+        self.directory.make_durable().unwrap();
+        self.publish();
+        let keys: Vec<_> = self.visible().into_keys().chain(keys).collect();
+        let mut outcomes = self.directory.delete(&keys).unwrap();
+        outcomes.retain(|outcome| *outcome != DeleteOutcome::Absent);
         assert!(
             outcomes
                 .iter()
