@@ -39,8 +39,9 @@ const MAGIC: &str = "ondol-owner 1";
 /// More than the longest record has.
 const MAX_RECORD: usize = 16 << 10;
 
-/// How often, and how long apart, a lock is tried: who only looks whether it is held holds it for a moment.
-const LOCK_ATTEMPTS: u32 = 3;
+/// How often, and how long apart, a lock is tried that no other process is seen to hold: who only looks whether it is
+/// held holds it for a moment.
+const LOCK_ATTEMPTS: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// A file, whatever its name.
@@ -273,16 +274,17 @@ impl OwnerLock {
             };
             let id = FileId::of(&file).map_err(failed)?;
             let Some(file) = LockedFile::try_lock(file).map_err(failed)? else {
-                if attempt < LOCK_ATTEMPTS {
+                let record = open(&path, flags, Mode::empty()).map(|file| read(&file));
+                let record = record.ok().and_then(Result::ok).flatten();
+                let is_seen = record.as_ref().is_some_and(|record| {
+                    record.pid != process::id() && record.is_visible_process()
+                });
+                if attempt < LOCK_ATTEMPTS && !is_seen {
                     attempt += 1;
                     thread::sleep(LOCK_PAUSE);
                     continue;
                 }
-                let record = open(&path, flags, Mode::empty()).map(|file| read(&file));
-                return Err(in_use(
-                    device,
-                    record.ok().and_then(Result::ok).flatten().as_ref(),
-                ));
+                return Err(in_use(device, record.as_ref()));
             };
             // Whoever held the lock may have unlinked the file meanwhile; then this lock guards nothing.
             if FileId::at(&path).map_err(failed)? != Some(id) {
