@@ -1,0 +1,730 @@
+//! What becomes of a pool when its server ends: killed or stopped, the same boot or another one, on every kind of device.
+//!
+//! The server is a real process, this program started again, so that it can be killed; the clients' process is the test.
+
+use std::io::{BufRead, BufReader, Lines};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use ondol_engine::{Durability, Engine, EngineConfig, EngineError, Persistence, Session, Verify};
+use ondol_memory::DeviceEnv;
+use ondol_plugin::Key;
+use ondol_protocol::{
+    Access, ClientId, Commit, CommitOutcome, ControlError, ControlPlane, Grant, GrantRequest, Pin,
+    PinOutcome, Retrieve,
+};
+use ondol_shm::{
+    Lease, LeaseSlots, Location, ObjectMeta, Process, ReadMapping, ReadRegion, WriteMapping,
+    WriteRegion,
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+const PAGE: u64 = 512 << 10;
+/// Half of what the pool holds.
+const OBJECTS: u64 = 8;
+const INSTANCE: [u8; 16] = [7; 16];
+/// The request of a grant that is never committed.
+const OPEN_REQUEST: u64 = 1000;
+
+/// Where a pool and its state lie.
+struct Site {
+    root: tempfile::TempDir,
+}
+
+/// A server as it is started.
+#[derive(Clone)]
+struct Setup {
+    root: PathBuf,
+    devices: Vec<String>,
+    durability: Durability,
+    boot: String,
+    fresh: bool,
+}
+
+impl Site {
+    fn new() -> Self {
+        // Not /tmp, which may be memory.
+        let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        for dir in ["shm", "pool", "state"] {
+            std::fs::create_dir(root.path().join(dir)).unwrap();
+        }
+        let dax = std::fs::File::create(root.path().join("dax")).unwrap();
+        dax.set_len(12 << 20).unwrap();
+        let sysfs = root.path().join("sys/bus/dax/devices/dax");
+        std::fs::create_dir_all(&sysfs).unwrap();
+        std::fs::write(sysfs.join("size"), "12582912").unwrap();
+        Self { root }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    fn shm(&self) -> String {
+        "shm:pool?size=8MiB".to_owned()
+    }
+
+    fn dir(&self) -> String {
+        format!("dir:{}?size=8MiB&region=2MiB", self.path("pool").display())
+    }
+
+    fn dax(&self) -> String {
+        format!("dax:{}?size=12MiB", self.path("dax").display())
+    }
+
+    fn setup(&self, devices: &[String]) -> Setup {
+        Setup {
+            root: self.root.path().to_owned(),
+            devices: devices.to_vec(),
+            durability: Durability::None,
+            boot: "boot-1".to_owned(),
+            fresh: false,
+        }
+    }
+}
+
+impl Setup {
+    fn config(&self) -> EngineConfig {
+        let devices = self.devices.iter().map(|device| device.parse().unwrap());
+        let mut config = EngineConfig::new(devices.collect::<Vec<_>>());
+        let mut env = DeviceEnv::default();
+        env.shm_root = self.root.join("shm");
+        env.sysfs_root = self.root.join("sys");
+        env.plain_file_as_dax = true;
+        config.device_env = env;
+        config.region_bytes = Some(2 << 20);
+        config.share_limit = Some(u64::MAX);
+        config.boot_id = Some(self.boot.clone());
+        let mut persistence = Persistence::new(self.root.join("state"));
+        persistence.durability = self.durability;
+        persistence.fresh = self.fresh;
+        persistence.log.segment_bytes = 1 << 20;
+        config.persistence = Some(persistence);
+        config
+    }
+
+    fn open(&self) -> Arc<Engine> {
+        Engine::open(self.config()).unwrap()
+    }
+
+    fn after_reboot(&self) -> Self {
+        Self {
+            boot: "boot-2".to_owned(),
+            ..self.clone()
+        }
+    }
+
+    fn start(&self) -> Server {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "server_process", "--nocapture", "--ignored"])
+            .env("ONDOL_TEST_ROOT", &self.root)
+            .env("ONDOL_TEST_DEVICES", self.devices.join(" "))
+            .env("ONDOL_TEST_DURABILITY", self.durability.to_string())
+            .env("ONDOL_TEST_BOOT", &self.boot)
+            .env("ONDOL_TEST_CLIENT", std::process::id().to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let ready = lines.find_map(|line| {
+            let line = line.unwrap();
+            let ready = line.split_once("READY ")?.1.to_owned();
+            Some(ready)
+        });
+        let ready = ready.expect("the server came up");
+        let table = format!("/proc/{}/fd/{ready}", child.id());
+        let table = std::fs::File::options().read(true).write(true).open(table);
+        Server {
+            child,
+            _lines: lines,
+            table: table.unwrap().into(),
+        }
+    }
+}
+
+struct Server {
+    child: Child,
+    /// Kept open, as it prints until its end.
+    _lines: Lines<BufReader<ChildStdout>>,
+    /// The lease table of its client.
+    table: OwnedFd,
+}
+
+impl Server {
+    fn kill(mut self) -> OwnedFd {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.table
+    }
+
+    /// Lets it stop in order.
+    fn stop(mut self) -> OwnedFd {
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().unwrap().success());
+        self.table
+    }
+}
+
+/// The server's side: one client, which is the process that started this one, stores objects, pins the first, reads
+/// the second and third, of which the third is deleted, and holds a page that it did not commit.
+#[test]
+#[ignore = "started by the other tests"]
+fn server_process() {
+    let Ok(root) = std::env::var("ONDOL_TEST_ROOT") else {
+        return;
+    };
+    let text = |name: &str| std::env::var(name).unwrap();
+    let setup = Setup {
+        root: root.into(),
+        devices: text("ONDOL_TEST_DEVICES")
+            .split(' ')
+            .map(str::to_owned)
+            .collect(),
+        durability: text("ONDOL_TEST_DURABILITY").parse().unwrap(),
+        boot: text("ONDOL_TEST_BOOT"),
+        fresh: false,
+    };
+    let engine = setup.open();
+    let process = Process::of_pid(text("ONDOL_TEST_CLIENT").parse().unwrap()).unwrap();
+    let client = Client::new(engine.attach(Some(&process), INSTANCE).unwrap());
+    assert_eq!(client.session.client().id, ClientId(1));
+    for index in 0..OBJECTS {
+        client.store(index);
+    }
+    assert_eq!(client.pin(0, 1), PinOutcome::Done);
+    let _held = [client.lease(1).unwrap(), client.lease(2).unwrap()];
+    client.session.delete(&[Key::integer(2)]).unwrap();
+    client.grant(OPEN_REQUEST, 2).unwrap();
+    println!("READY {}", std::os::fd::AsRawFd::as_raw_fd(&client.table));
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    engine.close().unwrap();
+}
+
+struct Client {
+    session: Arc<Session>,
+    table: OwnedFd,
+    slots: Arc<LeaseSlots>,
+}
+
+fn bytes_of(index: u64) -> Vec<u8> {
+    vec![index as u8 + 1; PAGE as usize]
+}
+
+impl Client {
+    fn new(session: Arc<Session>) -> Self {
+        let table = session.lease_table().unwrap();
+        Self {
+            slots: LeaseSlots::open(table.as_fd()).unwrap(),
+            table,
+            session,
+        }
+    }
+
+    fn grant(&self, request: u64, count: u32) -> Result<Vec<Grant>, ControlError> {
+        self.session.grant(GrantRequest {
+            request,
+            stride: PAGE,
+            count,
+        })
+    }
+
+    fn write(&self, grant: Grant, bytes: &[u8]) {
+        let regions = self.session.regions().unwrap();
+        let mut regions = regions.iter();
+        let region = regions
+            .find(|region| region.handle.span.region_id == grant.page.region)
+            .unwrap();
+        let file = self.session.open_backing(&region.handle, Access::Write);
+        let mapping = WriteMapping::new(file.unwrap().as_fd(), region.backing_len).unwrap();
+        let region = WriteRegion::new(Arc::new(mapping), region.handle.span, region.stride);
+        let mut page = Arc::new(region.unwrap())
+            .claim(grant.page, bytes.len() as u64)
+            .unwrap();
+        page.copy_from_slice(bytes);
+    }
+
+    fn commit(&self, index: u64, grant: Grant) -> CommitOutcome {
+        let commit = Commit {
+            key: Key::integer(index),
+            location: Location {
+                page: grant.page,
+                generation: grant.generation,
+                len: PAGE,
+            },
+            meta: ObjectMeta {
+                layout: None,
+                checksum: Some(xxh3_64(&bytes_of(index))),
+            },
+        };
+        self.session.commit(&[commit]).unwrap()[0]
+    }
+
+    fn store(&self, index: u64) -> Grant {
+        let grant = self.grant(index + 1, 1).unwrap()[0];
+        self.write(grant, &bytes_of(index));
+        assert_eq!(self.commit(index, grant), CommitOutcome::Stored);
+        grant
+    }
+
+    fn pin(&self, index: u64, number: u64) -> PinOutcome {
+        let key = Key::integer(index);
+        self.session.pin(&[Pin { key, number }]).unwrap()[0]
+    }
+
+    fn lease(&self, index: u64) -> Option<(Lease, Location)> {
+        let lease = self.slots.propose().unwrap();
+        let request = Retrieve {
+            keys: vec![Key::integer(index)],
+            leases: vec![lease.reference()],
+            group: 1,
+            prefix: false,
+            expect: None,
+        };
+        let answer = self.session.retrieve(&request).unwrap();
+        answer.hits[0].map(|hit| (lease, hit.location))
+    }
+
+    fn read(&self, index: u64) -> Option<Vec<u8>> {
+        let (lease, location) = self.lease(index)?;
+        let regions = self.session.regions().unwrap();
+        let mut regions = regions.iter();
+        let region = regions
+            .find(|region| region.handle.span.region_id == location.page.region)
+            .unwrap();
+        let file = self.session.open_backing(&region.handle, Access::Read);
+        let mapping = ReadMapping::new(file.unwrap().as_fd(), region.backing_len).unwrap();
+        let region = ReadRegion::new(Arc::new(mapping), region.handle.span, region.stride);
+        Some(region.unwrap().view(location, lease).unwrap().to_vec())
+    }
+}
+
+fn visible(client: &Client) -> Vec<u64> {
+    (0..OBJECTS)
+        .filter(|index| {
+            client
+                .read(*index)
+                .is_some_and(|bytes| bytes == bytes_of(*index))
+        })
+        .collect()
+}
+
+/// Everything but the third object, which was deleted.
+fn all() -> Vec<u64> {
+    (0..OBJECTS).filter(|index| *index != 2).collect()
+}
+
+fn newcomer(engine: &Arc<Engine>) -> Client {
+    Client::new(engine.attach(None, [1; 16]).unwrap())
+}
+
+fn free_pages(engine: &Engine) -> (u64, u64) {
+    let stats = engine.stats();
+    let class = stats.classes.iter().find(|class| class.stride == PAGE);
+    class.map_or((0, 0), |class| (class.pages, class.free))
+}
+
+#[test]
+fn after_a_kill_everything_is_there_and_a_living_client_goes_on() {
+    let site = Site::new();
+    for device in [site.shm(), site.dir(), site.dax()] {
+        println!("{device}");
+        let setup = Setup {
+            fresh: true,
+            ..site.setup(&[device])
+        };
+        // Whatever the device before left.
+        setup.open().close().unwrap();
+        let setup = Setup {
+            fresh: false,
+            ..setup
+        };
+        let table = setup.start().kill();
+        let engine = setup.open();
+        assert!(engine.restart().warm, "{}", engine.restart().why);
+        assert_eq!(engine.restart().objects, OBJECTS - 1);
+        let adopted = engine.take_adopted();
+        assert_eq!(adopted.len(), 1);
+        assert_eq!(
+            (adopted[0].id, adopted[0].instance),
+            (ClientId(1), INSTANCE)
+        );
+        let process = adopted[0].process.as_ref().unwrap();
+        assert_eq!(process.pid(), std::process::id());
+        let other = newcomer(&engine);
+        assert!(other.session.client().id > ClientId(1));
+        assert_eq!(visible(&other), all());
+
+        // Objects that it pins or reads, and the one that was removed under it, stay until it says otherwise.
+        let (pages, _) = free_pages(&engine);
+        let mut request = 5000;
+        let mut granted = Vec::new();
+        while let Ok(grants) = other.grant(request, 1) {
+            granted.extend(grants);
+            request += 1;
+            assert!(request < 6000);
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.objects, stats.retired), (2, 1), "of {pages} pages");
+        assert_eq!(
+            other.session.return_pages(&granted).unwrap().len(),
+            granted.len()
+        );
+
+        let session = engine.resume(ClientId(1), table).unwrap();
+        let client = Client::new(session);
+        // The two leases that it has held all the time.
+        let held = [client.slots.propose(), client.slots.propose()];
+        assert!(matches!(
+            engine.resume(ClientId(1), client.session.lease_table().unwrap()),
+            Err(ControlError::UnknownClient(_))
+        ));
+        let open = client.grant(OPEN_REQUEST, 2).unwrap();
+        assert_eq!(open, client.grant(OPEN_REQUEST, 2).unwrap());
+        assert_eq!(client.pin(0, 1), PinOutcome::Done);
+        let pins = engine
+            .stats()
+            .clients
+            .iter()
+            .map(|client| client.pins)
+            .sum::<u64>();
+        assert_eq!(pins, 1, "a pin that was asked for again was made twice");
+        client.write(open[0], &bytes_of(2));
+        assert_eq!(client.commit(2, open[0]), CommitOutcome::Stored);
+        assert_eq!(client.read(2).unwrap(), bytes_of(2));
+        assert_eq!(client.session.return_pages(&open[1..]).unwrap(), [Ok(())]);
+
+        assert_eq!(engine.stats().retired, 1);
+        drop(held);
+        assert_eq!(engine.stats().retired, 0);
+        engine.close().unwrap();
+    }
+}
+
+#[test]
+fn what_the_dead_held_is_taken_back_at_once() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    let mut bystander = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    {
+        // A process between: the client is `cat`, which is dead when the next server comes.
+        let engine = setup.open();
+        let process = Process::of_pid(bystander.id()).unwrap();
+        let client = Client::new(engine.attach(Some(&process), INSTANCE).unwrap());
+        client.store(0);
+        client.pin(0, 1);
+        client.grant(OPEN_REQUEST, 2).unwrap();
+        let _held = client.lease(0).unwrap();
+        client.session.delete(&[Key::integer(1)]).unwrap();
+        engine.close().unwrap();
+    }
+    bystander.kill().unwrap();
+    bystander.wait().unwrap();
+    let engine = setup.open();
+    assert!(engine.take_adopted().is_empty());
+    let stats = engine.stats();
+    assert_eq!(stats.counters["ondol_reclaimed_pins_total"], 1);
+    assert_eq!(stats.counters["ondol_reclaimed_grants_total"], 2);
+    assert!(stats.clients.is_empty());
+    let (pages, free) = free_pages(&engine);
+    assert_eq!(pages - free, 1);
+    assert_eq!(
+        std::fs::read_dir(site.path("state/leases"))
+            .unwrap()
+            .count(),
+        0
+    );
+}
+
+#[test]
+fn bytes_that_changed_are_a_miss_and_their_object_is_removed() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    let table = setup.start().kill();
+    // The object that is pinned and one that is not.
+    let damage = |index: u64| {
+        let file = std::fs::read(site.path("shm/pool")).unwrap();
+        let bytes = bytes_of(index);
+        let mut pages = file.chunks(PAGE as usize);
+        let at = pages.position(|page| page == bytes).unwrap() as u64 * PAGE;
+        let file = std::fs::File::options()
+            .write(true)
+            .open(site.path("shm/pool"));
+        std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), b"!", at + 1000).unwrap();
+    };
+    damage(0);
+    damage(5);
+    let engine = setup.open();
+    let client = Client::new(engine.resume(ClientId(1), table).unwrap());
+    assert!(client.lease(0).is_none() && client.lease(5).is_none());
+    assert_eq!(visible(&client), [1, 3, 4, 6, 7]);
+    let stats = engine.stats();
+    assert_eq!(stats.counters["ondol_lost_objects_total"], 2);
+    assert_eq!(stats.objects, 5);
+    let unpin = Pin {
+        key: Key::integer(0),
+        number: 1,
+    };
+    assert_eq!(
+        client.session.unpin(&[unpin]).unwrap(),
+        [PinOutcome::Absent]
+    );
+    // What was removed stays so.
+    engine.close().unwrap();
+    drop((client, engine));
+    let mut config = setup.config();
+    config.verify = Verify::Never;
+    assert_eq!(Engine::open(config).unwrap().restart().objects, 5);
+}
+
+#[test]
+fn another_boot_decides_by_device_durability_and_the_way_it_stopped() {
+    let site = Site::new();
+    let cases = [
+        (vec![site.shm()], Durability::Fsync, true, None),
+        (vec![site.dir()], Durability::None, false, None),
+        (vec![site.dir()], Durability::None, true, Some(OBJECTS - 1)),
+        (
+            vec![site.dir()],
+            Durability::Fsync,
+            false,
+            Some(OBJECTS - 1),
+        ),
+        (
+            vec![site.dax()],
+            Durability::Fsync,
+            false,
+            Some(OBJECTS - 1),
+        ),
+    ];
+    for (devices, durability, stopped, expected) in cases {
+        let case = format!("{devices:?}, {durability}, stopped: {stopped}");
+        println!("{case}");
+        let setup = Setup {
+            durability,
+            fresh: true,
+            ..site.setup(&devices)
+        };
+        setup.open().close().unwrap();
+        let setup = Setup {
+            fresh: false,
+            ..setup
+        };
+        let server = setup.start();
+        drop(if stopped {
+            server.stop()
+        } else {
+            server.kill()
+        });
+        let setup = setup.after_reboot();
+        let engine = setup.open();
+        let restart = engine.restart();
+        assert_eq!(restart.warm, expected.is_some(), "{case}: {}", restart.why);
+        assert_eq!(restart.objects, expected.unwrap_or(0), "{case}");
+        // Nobody outlives the machine.
+        assert!(engine.take_adopted().is_empty());
+        assert!(matches!(
+            engine.resume(ClientId(1), ondol_shm::create_lease_table().unwrap()),
+            Err(ControlError::UnknownClient(_))
+        ));
+        let client = newcomer(&engine);
+        let expected = if expected.is_some() { all() } else { vec![] };
+        assert_eq!(visible(&client), expected, "{case}");
+        if !expected.contains(&0) {
+            client.store(0);
+        }
+        drop((client, engine));
+        // The new boot has the pool now: ended without a word, it is the same after.
+        let engine = setup.open();
+        assert!(engine.restart().warm, "{case}: {}", engine.restart().why);
+        assert!(visible(&newcomer(&engine)).contains(&0));
+    }
+}
+
+#[test]
+fn a_reboot_takes_what_lay_in_memory_and_leaves_the_rest() {
+    let site = Site::new();
+    let setup = Setup {
+        durability: Durability::Fsync,
+        ..site.setup(&["shm:pool?size=2MiB".to_owned(), site.dir()])
+    };
+    setup.start().kill();
+    std::fs::remove_file(site.path("shm/pool")).unwrap();
+    let setup = setup.after_reboot();
+    let engine = setup.open();
+    assert!(engine.restart().warm);
+    // The first four objects lay in the first region, which was the memory.
+    assert_eq!(engine.restart().objects, 4);
+    assert_eq!(engine.stats().counters["ondol_lost_objects_total"], 3);
+    let client = newcomer(&engine);
+    assert_eq!(visible(&client), [4, 5, 6, 7]);
+    client.store(0);
+    drop((client, engine));
+    assert_eq!(visible(&newcomer(&setup.open())), [0, 4, 5, 6, 7]);
+}
+
+#[test]
+fn memory_that_ends_with_its_server_is_begun_anew() {
+    let site = Site::new();
+    let setup = site.setup(&["memfd:?size=8MiB".to_owned()]);
+    let table = setup.start().kill();
+    let engine = setup.open();
+    assert!(!engine.restart().warm);
+    assert!(engine.restart().why.contains("ended with its server"));
+    assert!(matches!(
+        engine.resume(ClientId(1), table),
+        Err(ControlError::UnknownClient(_))
+    ));
+    newcomer(&engine).store(0);
+}
+
+#[test]
+fn other_devices_are_refused_and_nothing_is_touched() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    setup.start().stop();
+    for devices in [
+        vec![site.dir()],
+        vec![site.shm(), site.dir()],
+        vec!["shm:pool?size=4MiB".to_owned()],
+    ] {
+        let error = Engine::open(site.setup(&devices).config()).unwrap_err();
+        assert!(matches!(error, EngineError::OtherDevices { .. }), "{error}");
+        let error = error.to_string();
+        assert!(
+            error.contains("shm:pool?size=8MiB") && error.contains(&devices[0]),
+            "{error}"
+        );
+        assert!(error.contains("--fresh"), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(site.path("pool")).unwrap().count(), 0);
+    // The size may be left out.
+    let engine = site.setup(&["shm:pool".to_owned()]).open();
+    assert_eq!(visible(&newcomer(&engine)), all());
+}
+
+#[test]
+fn an_engine_that_cannot_open_leaves_pool_and_log_as_they_were() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm(), site.dir()]);
+    setup.start().kill();
+    // One device of two is not what it was.
+    let moved = site.path("moved");
+    std::fs::rename(site.path("pool"), &moved).unwrap();
+    std::fs::create_dir(site.path("pool")).unwrap();
+    let error = Engine::open(setup.config()).unwrap_err();
+    assert!(matches!(error, EngineError::Device(_)), "{error}");
+    std::fs::remove_dir_all(site.path("pool")).unwrap();
+    std::fs::rename(&moved, site.path("pool")).unwrap();
+    assert_eq!(visible(&newcomer(&setup.open())), all());
+}
+
+#[test]
+fn a_living_client_without_its_book_is_a_reason_to_stop() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    setup.start().kill();
+    let book = site.path("state/leases/1");
+    let aside = site.path("state/aside");
+    std::fs::rename(&book, &aside).unwrap();
+    let error = Engine::open(setup.config()).unwrap_err();
+    assert!(
+        matches!(error, EngineError::LeaseBook { client: 1, .. }),
+        "{error}"
+    );
+    std::fs::rename(&aside, &book).unwrap();
+    assert_eq!(visible(&newcomer(&setup.open())), all());
+}
+
+#[test]
+fn a_fresh_start_leaves_old_clients_their_memory() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    let table = setup.start().kill();
+    let old = std::fs::File::open(site.path("shm/pool")).unwrap();
+    let before = std::fs::read(site.path("shm/pool")).unwrap();
+    let fresh = Setup {
+        fresh: true,
+        ..setup.clone()
+    };
+    let engine = fresh.open();
+    assert!(!engine.restart().warm);
+    assert!(matches!(
+        engine.resume(ClientId(1), table),
+        Err(ControlError::UnknownClient(_))
+    ));
+    let client = newcomer(&engine);
+    for index in 0..OBJECTS {
+        client.store(index + 100);
+    }
+    let mut after = vec![0; before.len()];
+    std::os::unix::fs::FileExt::read_exact_at(&old, &mut after, 0).unwrap();
+    assert!(
+        before == after,
+        "bytes changed under a client of the pool before"
+    );
+    drop((client, engine));
+    assert_eq!(setup.open().restart().objects, OBJECTS);
+}
+
+#[test]
+fn a_switch_to_fsync_makes_durable_what_was_not() {
+    let site = Site::new();
+    let setup = site.setup(&[site.dir()]);
+    setup.start().kill();
+    let durable = Setup {
+        durability: Durability::Fsync,
+        ..setup.clone()
+    };
+    drop(durable.open());
+    assert!(durable.after_reboot().open().restart().warm);
+    // And back: from then on a reboot without a clean stop is not to be trusted.
+    let setup = setup.after_reboot();
+    drop(setup.open());
+    let reboot = Setup {
+        boot: "boot-3".to_owned(),
+        ..setup
+    };
+    assert!(!reboot.open().restart().warm);
+}
+
+#[test]
+fn a_closed_engine_keeps_what_its_clients_hold_and_changes_nothing() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    let table = setup.start().stop();
+    let engine = setup.open();
+    let client = Client::new(engine.resume(ClientId(1), table).unwrap());
+    assert_eq!(engine.health(), Ok(()));
+    engine.close().unwrap();
+    engine.close().unwrap();
+    assert!(engine.health().is_err());
+    assert!(matches!(client.grant(1, 1), Err(ControlError::Failed(_))));
+    assert!(client.read(3).is_some(), "reads go on");
+    let table = client.session.lease_table().unwrap();
+    drop((client, engine));
+    let engine = setup.open();
+    assert_eq!(engine.restart().why, "the last run was stopped cleanly");
+    let client = Client::new(engine.resume(ClientId(1), table).unwrap());
+    assert_eq!(client.grant(OPEN_REQUEST, 2).unwrap().len(), 2);
+}
+
+#[test]
+fn state_lies_where_only_its_owner_looks() {
+    use std::os::unix::fs::PermissionsExt;
+    let site = Site::new();
+    let engine = site.setup(&[site.shm()]).open();
+    let client = newcomer(&engine);
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&site.path("state/leases")), 0o700);
+    let book = site.path("state/leases/1");
+    assert_eq!(mode(&book), 0o600);
+    drop(client);
+    assert!(
+        !book.exists(),
+        "the book of a client that left is still there"
+    );
+}
