@@ -245,7 +245,9 @@ pub(super) fn examine_rest(
 /// The place of a whole record whose batch begins behind `end`.
 fn find_later(bytes: &[u8], first: u64, from: usize, end: u64, identity: &Identity) -> Option<u64> {
     let mut at = from;
-    while at < bytes.len() {
+    // No record begins in the zeros of what was never written.
+    let last = from + used(bytes, from) as usize;
+    while at < last {
         let place = first + at as u64;
         match read_record(&bytes[at..], place, identity) {
             Some(Record { batch, .. }) if batch > end => return Some(place),
@@ -258,7 +260,12 @@ fn find_later(bytes: &[u8], first: u64, from: usize, end: u64, identity: &Identi
 
 /// Bytes from `from` to the last that is not zero.
 fn used(bytes: &[u8], from: usize) -> u64 {
-    let rest = bytes.get(from..).unwrap_or_default();
+    /// Compared at once: most of a segment may be unwritten.
+    const ZEROS: [u8; 4096] = [0; 4096];
+    let mut rest = bytes.get(from..).unwrap_or_default();
+    while let Some(shorter) = rest.strip_suffix(&ZEROS) {
+        rest = shorter;
+    }
     rest.iter()
         .rposition(|byte| *byte != 0)
         .map_or(0, |last| last as u64 + 1)
