@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::client::{get, list, put, remove, stat};
 use crate::log::LogArgs;
-use crate::{contract, plugins, replay, serve};
+use crate::{contract, doctor, plugins, replay, serve};
 
 /// Keeps the KV caches of LLM inference warm, in shared memory.
 #[derive(Debug, Parser)]
@@ -25,6 +25,7 @@ enum Command {
     Rm(remove::Args),
     Stat(stat::Args),
     Plugins(plugins::Args),
+    Doctor(doctor::Args),
     Replay(replay::Args),
     #[command(hide = true)]
     Contract(contract::Args),
@@ -47,6 +48,7 @@ impl Cli {
             Command::Ls(args) => list::run(&args),
             Command::Rm(args) => remove::run(&args),
             Command::Stat(args) => stat::run(&args),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Plugins(args) => plugins::run(&args, expected),
             Command::Replay(args) => replay::run(&args),
             Command::Contract(args) => contract::run(&args),

@@ -24,11 +24,22 @@ pub(crate) fn run(_: &Args) -> anyhow::Result<ExitCode> {
     let policies = policies()
         .into_iter()
         .map(|policy| json!({ "name": policy.name, "summary": policy.summary }));
-    print_json(&json!({
+    #[cfg_attr(
+        not(feature = "failpoints"),
+        expect(unused_mut, reason = "only builds for tests have more")
+    )]
+    let mut tables = json!({
         "layouts": layouts().into_iter().map(layout).collect::<Vec<_>>(),
         "metrics": metrics.collect::<Vec<_>>(),
         "policies": policies.collect::<Vec<_>>(),
-    }))?;
+    });
+    #[cfg(feature = "failpoints")]
+    {
+        let row = |point: &ondol_catalog::Failpoint| json!({ "name": point.name, "can_fail": point.can_fail });
+        let rows = ondol_catalog::failpoints().into_iter().map(row);
+        tables["failpoints"] = rows.collect();
+    }
+    print_json(&tables)?;
     Ok(ExitCode::SUCCESS)
 }
 

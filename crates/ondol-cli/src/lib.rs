@@ -22,6 +22,7 @@
 mod cli;
 mod client;
 mod contract;
+mod doctor;
 mod log;
 mod output;
 mod plugins;
@@ -37,12 +38,21 @@ use ondol_host::Registry;
 /// `EX_CONFIG` of sysexits.h: the program was put together wrongly.
 const WRONG_PLUGINS: u8 = 78;
 
+/// What clap answers, too.
+#[cfg(feature = "failpoints")]
+const WRONG_COMMAND_LINE: u8 = 2;
+
 /// Runs the command that the process was started with. `expected` names the packages whose plugins the binary was
 /// built to hold; if others are registered, both lists are printed and nothing else is done.
 pub fn main(expected: &[&str]) -> ExitCode {
     if let Err(mismatch) = Registry::global().verify_expected(expected) {
         complain(&mismatch.to_string());
         return ExitCode::from(WRONG_PLUGINS);
+    }
+    #[cfg(feature = "failpoints")]
+    if let Err(error) = arm_failpoints() {
+        complain(&error);
+        return ExitCode::from(WRONG_COMMAND_LINE);
     }
     let result = match cli::Cli::try_parse() {
         Ok(cli) => cli.run(expected),
@@ -59,6 +69,19 @@ pub fn main(expected: &[&str]) -> ExitCode {
             complain(&explain(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Does what the environment says of failpoints, in a build for tests.
+#[cfg(feature = "failpoints")]
+fn arm_failpoints() -> Result<(), String> {
+    const VARIABLE: &str = "ONDOL_FAILPOINTS";
+    match std::env::var(VARIABLE) {
+        Ok(orders) => {
+            ondol_catalog::arm_failpoints(&orders).map_err(|error| format!("{VARIABLE}: {error}"))
+        }
+        Err(std::env::VarError::NotPresent) => Ok(()),
+        Err(std::env::VarError::NotUnicode(_)) => Err(format!("{VARIABLE} is not UTF-8")),
     }
 }
 

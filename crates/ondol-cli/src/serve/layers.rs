@@ -13,15 +13,25 @@ use crate::log::LogArgs;
 /// flag (`--key`, with dashes) follow, and whether it takes several values.
 const SETTINGS: &[(&str, bool)] = &[
     ("pool", true),
+    ("durability", false),
+    ("fresh", false),
+    ("verify", false),
+    ("log_segment", false),
+    ("log_compact", false),
     ("policy", false),
     ("region_size", false),
     ("share_limit", false),
+    ("pool_mode", false),
     ("state_dir", false),
     ("socket", false),
     ("socket_mode", false),
+    ("group", false),
     ("allow_uid", true),
     ("max_clients", false),
     ("max_connections", false),
+    ("max_connections_per_process", false),
+    ("frame_budget", false),
+    ("http", false),
     ("log", false),
     ("log_format", false),
 ];
@@ -42,15 +52,25 @@ pub(crate) struct Layers(BTreeMap<&'static str, Given>);
 #[serde(deny_unknown_fields)]
 struct File {
     pool: Option<OneOrMany>,
+    durability: Option<String>,
+    fresh: Option<Switch>,
+    verify: Option<String>,
+    log_segment: Option<Scalar>,
+    log_compact: Option<Scalar>,
     policy: Option<String>,
     region_size: Option<Scalar>,
     share_limit: Option<Scalar>,
+    pool_mode: Option<String>,
     state_dir: Option<String>,
     socket: Option<String>,
     socket_mode: Option<String>,
+    group: Option<Scalar>,
     allow_uid: Option<OneOrMany>,
     max_clients: Option<Scalar>,
     max_connections: Option<Scalar>,
+    max_connections_per_process: Option<Scalar>,
+    frame_budget: Option<Scalar>,
+    http: Option<String>,
     log: Option<String>,
     log_format: Option<String>,
 }
@@ -59,6 +79,13 @@ struct File {
 #[serde(untagged, expecting = "a whole number, or a text such as \"64MiB\"")]
 enum Scalar {
     Number(u64),
+    Text(String),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "true or false")]
+enum Switch {
+    Bare(bool),
     Text(String),
 }
 
@@ -74,6 +101,15 @@ impl From<Scalar> for String {
         match scalar {
             Scalar::Number(number) => number.to_string(),
             Scalar::Text(text) => text,
+        }
+    }
+}
+
+impl From<Switch> for String {
+    fn from(switch: Switch) -> Self {
+        match switch {
+            Switch::Bare(on) => on.to_string(),
+            Switch::Text(text) => text,
         }
     }
 }
@@ -152,15 +188,28 @@ impl Layers {
         let many = |value: Option<OneOrMany>| value.map_or_else(Vec::new, OneOrMany::into_texts);
         for (key, values) in [
             ("pool", many(file.pool)),
+            ("durability", one(file.durability)),
+            ("fresh", one(file.fresh.map(Into::into))),
+            ("verify", one(file.verify)),
+            ("log_segment", scalar(file.log_segment)),
+            ("log_compact", scalar(file.log_compact)),
             ("policy", one(file.policy)),
             ("region_size", scalar(file.region_size)),
             ("share_limit", scalar(file.share_limit)),
+            ("pool_mode", one(file.pool_mode)),
             ("state_dir", one(file.state_dir)),
             ("socket", one(file.socket)),
             ("socket_mode", one(file.socket_mode)),
+            ("group", scalar(file.group)),
             ("allow_uid", many(file.allow_uid)),
             ("max_clients", scalar(file.max_clients)),
             ("max_connections", scalar(file.max_connections)),
+            (
+                "max_connections_per_process",
+                scalar(file.max_connections_per_process),
+            ),
+            ("frame_budget", scalar(file.frame_budget)),
+            ("http", one(file.http)),
             ("log", one(file.log)),
             ("log_format", one(file.log_format)),
         ] {

@@ -1,34 +1,32 @@
 //! `ondol serve`.
 
 mod config;
+mod group;
 mod layers;
+mod start;
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use ondol_engine::{Engine, EngineConfig};
 use ondol_host::guarded;
-use ondol_memory::format_size;
-use ondol_server::{DoorConfig, StateDir, UnixDoor};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::log::{self, LogArgs};
 use config::Config;
+use start::Running;
 
 pub(crate) use config::{Args, read_path};
 pub(crate) use layers::{Given, Layers};
 
-/// What runs while the server serves; dropped from the first to the last.
-struct Running {
-    door: UnixDoor,
-    engine: Arc<Engine>,
-    // Last, so that no other server starts while this one ends.
-    _state: StateDir,
-}
+/// How long a start that a signal ended may take to reach a place where it can be left tidily. Whatever it leaves
+/// otherwise is no more than what SIGKILL would leave.
+const TIDY_END: Duration = Duration::from_secs(5);
 
 enum Event {
     Opened(anyhow::Result<Running>),
@@ -43,24 +41,29 @@ pub(crate) fn run(args: &Args, log: &LogArgs) -> anyhow::Result<ExitCode> {
     // Before the pool is opened, which takes a while if it is large: a signal must end that too.
     let (sender, events) = mpsc::channel();
     watch_signals(sender.clone()).context("cannot wait for signals")?;
+    let given_up = Arc::new(AtomicBool::new(false));
     thread::Builder::new()
         .name("ondol-open".to_owned())
-        .spawn(move || {
-            let pool_from = layers.origin("pool", "the default pool").to_owned();
-            // Caught, as the loop below would wait for ever for what a panic keeps from being sent.
-            let opened = guarded(|| open(config, &pool_from)).unwrap_or_else(|panicked| {
-                Err(anyhow::anyhow!("the start of the server {panicked}"))
-            });
-            let _ = sender.send(Event::Opened(opened));
+        .spawn({
+            let given_up = Arc::clone(&given_up);
+            move || {
+                let pool_from = layers.origin("pool", "the default pool").to_owned();
+                // Caught, as the loop below would wait for ever for what a panic keeps from being sent.
+                let opened = guarded(|| start::open(config, &pool_from, &given_up));
+                let opened = opened.unwrap_or_else(|panicked| {
+                    Err(anyhow::anyhow!("the start of the server {panicked}"))
+                });
+                let _ = sender.send(Event::Opened(opened));
+            }
         })
         .context("cannot start a thread")?;
 
     let mut running = None;
-    for event in events {
+    for event in &events {
         match event {
             Event::Opened(opened) => {
                 let opened = opened?;
-                announce(&opened);
+                opened.announce();
                 running = Some(opened);
             }
             Event::Signal(signal) => {
@@ -70,21 +73,30 @@ pub(crate) fn run(args: &Args, log: &LogArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    if let Some(Running {
-        door,
-        engine,
-        _state,
-    }) = running
-    {
-        door.stop();
-        drop((door, engine));
-        tracing::info!("stopped");
+    given_up.store(true, Ordering::Relaxed);
+    if let Some(running) = running.or_else(|| opened_late(&events)) {
+        running.stop()?;
     }
+    tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
 }
 
+/// What a start that was given up has become by the time that it ends; `None` if it takes too long, or has ended
+/// without anything to stop.
+fn opened_late(events: &Receiver<Event>) -> Option<Running> {
+    let deadline = Instant::now() + TIDY_END;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match events.recv_timeout(left) {
+            Ok(Event::Opened(opened)) => return opened.ok(),
+            Ok(Event::Signal(_)) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
 fn watch_signals(sender: Sender<Event>) -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let watch = move || {
         for signal in signals.forever() {
             if sender.send(Event::Signal(signal)).is_err() {
@@ -96,48 +108,4 @@ fn watch_signals(sender: Sender<Event>) -> std::io::Result<()> {
         .name("ondol-signals".to_owned())
         .spawn(watch)?;
     Ok(())
-}
-
-fn open(config: Config, pool_from: &str) -> anyhow::Result<Running> {
-    let state = StateDir::lock(&config.state_dir)?;
-    let mut engine = EngineConfig::new(config.devices);
-    engine.secret = Some(state.secret()?);
-    engine.region_bytes = config.region_bytes;
-    engine.share_limit = config.share_limit;
-    if let Some(policy) = config.policy {
-        engine.policy = policy;
-    }
-    let engine =
-        Engine::open(engine).with_context(|| format!("cannot open the pool ({pool_from})"))?;
-
-    let mut door = DoorConfig::new(config.socket.unwrap_or_else(|| state.socket_path()));
-    door.mode = config.socket_mode.unwrap_or(door.mode);
-    door.allowed_uids = config.allowed_uids;
-    door.max_clients = config.max_clients.unwrap_or(door.max_clients);
-    door.max_connections = config.max_connections.unwrap_or(door.max_connections);
-    let house = Arc::clone(&engine);
-    let door = UnixDoor::open(house, &state, door).inspect_err(|_| {
-        // A server that cannot serve leaves no pool behind.
-        if let Err(error) = engine.remove_files() {
-            tracing::warn!(%error, "the pool's files are left behind");
-        }
-    })?;
-    Ok(Running {
-        door,
-        engine,
-        _state: state,
-    })
-}
-
-fn announce(running: &Running) {
-    let stats = running.engine.stats();
-    tracing::info!(
-        socket = %running.door.socket().display(),
-        pool = format_size(stats.pool.total_bytes),
-        devices = stats.pool.devices.join(", "),
-        policy = stats.policy,
-        pid = std::process::id(),
-        version = env!("CARGO_PKG_VERSION"),
-        "ready"
-    );
 }

@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 
 use ondol_catalog::linkme::distributed_slice;
 use ondol_catalog::{METRICS, Metric, MetricKind};
+use ondol_engine::RestartReport;
+use ondol_memory::LogStats;
 use ondol_protocol::{ClassStats, EngineStats};
 
 use super::Sample;
@@ -37,6 +39,25 @@ rows! {
     OBJECTS Gauge "ondol_objects" "Visible objects.";
     OBJECT_BYTES Gauge "ondol_object_bytes" "Bytes of visible objects.";
     RETIRED Gauge "ondol_retired_objects" "Objects that were removed and are still being read.";
+    HEALTHY Gauge "ondol_healthy" "1 while the log can be written, else 0.";
+    LOADED Gauge "ondol_loaded"
+        "1 once every object that was found at the start is back in the directory, else 0.";
+    WARM Gauge "ondol_restart_warm" "1 if the server went on with the pool of an earlier one, else 0.";
+    RESTART_OBJECTS Gauge "ondol_restart_objects" "Objects that the server found when it started.";
+    RESTART_SECONDS Gauge "ondol_restart_seconds" "How long it took until requests were served.";
+    LOG_POSITION Gauge "ondol_log_position_bytes" "The end of what was recorded in the log.";
+    LOG_DURABLE Gauge "ondol_log_durable_bytes"
+        "The end of what is as durable in the log as was promised.";
+    LOG_DISK Gauge "ondol_log_disk_bytes" "Bytes of the log's files.";
+    LOG_SEGMENTS Gauge "ondol_log_segments" "Segment files of the log.";
+    LOG_FLUSHES Counter "ondol_log_flushes_total" "Writes to the log's files.";
+    LOG_FAILED_FLUSHES Counter "ondol_log_failed_flushes_total"
+        "Writes to the log's files that failed.";
+    LOG_REFUSED Counter "ondol_log_refused_records_total"
+        "Changes that were refused because the log had no room for them.";
+    LOG_CHECKPOINTS Counter "ondol_log_checkpoints_total" "Checkpoints of the log.";
+    LOG_FAILED_CHECKPOINTS Counter "ondol_log_failed_checkpoints_total"
+        "Checkpoints of the log that could not be made.";
     START_TIME Gauge "process_start_time_seconds"
         "When the server was started, in seconds since 1970 began.";
 }
@@ -91,6 +112,37 @@ fn of_class(class: &ClassStats) -> [Sample; 5] {
         (&CLASS_COMMITTED, class.committed),
     ]
     .map(|(metric, value)| Sample::new(metric, value).labelled("stride", class.stride))
+}
+
+/// How the log fares.
+pub(super) fn of_log(log: &LogStats) -> [Sample; 9] {
+    [
+        (&LOG_POSITION, log.position.0),
+        (&LOG_DURABLE, log.durable.0),
+        (&LOG_DISK, log.bytes_on_disk),
+        (&LOG_SEGMENTS, log.segments),
+        (&LOG_FLUSHES, log.flushes),
+        (&LOG_FAILED_FLUSHES, log.failed_flushes),
+        (&LOG_REFUSED, log.refused_records),
+        (&LOG_CHECKPOINTS, log.checkpoints),
+        (&LOG_FAILED_CHECKPOINTS, log.failed_checkpoints),
+    ]
+    .map(|(metric, value)| Sample::new(metric, value))
+}
+
+/// What the server began with, and whether all of it is there.
+pub(super) fn of_restart(restart: &RestartReport, is_loaded: bool) -> [Sample; 4] {
+    [
+        Sample::new(&WARM, restart.warm),
+        Sample::new(&RESTART_OBJECTS, restart.objects),
+        Sample::new(&RESTART_SECONDS, restart.seconds),
+        Sample::new(&LOADED, is_loaded),
+    ]
+}
+
+/// Whether the server does its work.
+pub(super) fn of_health(is_healthy: bool) -> Sample {
+    Sample::new(&HEALTHY, is_healthy)
 }
 
 /// When the server was started.

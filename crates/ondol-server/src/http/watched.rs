@@ -28,13 +28,24 @@ impl Watched {
 
 impl Observed for Watched {
     fn health(&self) -> Health {
-        Health::Good
+        match self.engine.health() {
+            Err(why) => Health::Bad(why),
+            Ok(()) if self.engine.is_loaded() => Health::Good,
+            Ok(()) => {
+                let objects = self.engine.restart().objects;
+                Health::Busy(format!("loading {objects} objects of the last run"))
+            }
+        }
     }
 
     fn samples(&self) -> Vec<Sample> {
         let mut samples = figures::of_engine(&self.engine.stats());
         let counters = self.door.counters();
         samples.extend(counters.map(|counter| Sample::new(counter.metric(), counter.get())));
+        let is_loaded = self.engine.is_loaded();
+        samples.extend(figures::of_restart(self.engine.restart(), is_loaded));
+        samples.extend(self.engine.log_stats().iter().flat_map(figures::of_log));
+        samples.push(figures::of_health(self.engine.health().is_ok()));
         samples.push(figures::of_start(self.started));
         samples
     }

@@ -1,0 +1,53 @@
+//! Who holds a directory that belongs to a server or a replay.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// Whose a directory with a file `lock` is at this moment.
+#[derive(Debug)]
+pub(super) enum Hold {
+    /// A process that runs, with its number where the file tells.
+    Running(Option<u32>),
+    /// Nobody; a process whose number this is had it last. Nobody takes it while the file is open.
+    Free(
+        Option<u32>,
+        #[expect(dead_code, reason = "held for its lock")] File,
+    ),
+    /// Nobody ever.
+    Never,
+}
+
+impl Hold {
+    /// Looks at `dir/lock`, and makes none.
+    pub(super) fn of(dir: &Path) -> io::Result<Self> {
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
+            .open(dir.join("lock"));
+        let lock = match opened {
+            Ok(lock) => lock,
+            Err(error) if is_absence(&error) => return Ok(Self::Never),
+            Err(error) => return Err(error),
+        };
+        let pid = io::read_to_string(&lock)
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
+        match lock.try_lock_shared() {
+            Ok(()) => Ok(Self::Free(pid, lock)),
+            Err(TryLockError::WouldBlock) => Ok(Self::Running(pid)),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+}
+
+/// Whether there is nothing, rather than something that cannot be reached.
+pub(super) fn is_absence(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
+}
