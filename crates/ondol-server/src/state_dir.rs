@@ -255,3 +255,21 @@ fn owner(lock_path: &Path) -> Owner {
     }
     Owner(None)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lock_ends_with_its_owner_though_a_child_inherited_the_descriptor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        let state = StateDir::lock(&path).unwrap();
+        // What `fork` leaves in a child until it execs.
+        let inherited = state.lock.try_clone().unwrap();
+        StateDir::lock(&path).unwrap_err();
+        drop(state);
+        StateDir::lock(&path).unwrap();
+        drop(inherited);
+    }
+}

@@ -1,114 +1,25 @@
 //! The door from the outside: what it says to well-behaved clients, to broken ones and to none at all.
 
 mod fake;
+mod raw;
 
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fs, io};
 
-use fake::{FakeEngine, Helper, Server, WATCHDOG, assert_shared, wait};
+use fake::{FakeEngine, Helper, Server, assert_shared, wait};
 use ondol_plugin::Key;
 use ondol_protocol::wire::{
-    Answer, FrameReader, HEADER_BYTES, Header, Hello, Op, PROTOCOL_VERSION, RequestRef,
-    encode_request,
+    Answer, HEADER_BYTES, Header, Hello, Op, PROTOCOL_VERSION, RequestRef, encode_request,
 };
-use ondol_protocol::{Access, ClientInfo, ControlError};
+use ondol_protocol::{Access, ControlError};
 use ondol_server::{DoorConfig, House, ServerError, StateDir, UnixDoor};
-use ondol_shm::{LeaseSlots, process_start_time, recv_with_fds};
-
-/// A client that says exactly what it is told to.
-struct Raw {
-    stream: UnixStream,
-    frames: FrameReader,
-    sequence: u64,
-}
-
-impl Raw {
-    fn connect(socket: &Path) -> Self {
-        let stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(WATCHDOG)).unwrap();
-        Self {
-            stream,
-            frames: FrameReader::new(),
-            sequence: 0,
-        }
-    }
-
-    fn greeted(socket: &Path, instance: u8) -> (Self, ClientInfo) {
-        let mut raw = Self::connect(socket);
-        let (answer, fds) = raw.ask(RequestRef::Hello(&hello(instance)));
-        let Ok(Answer::Hello(info)) = answer else {
-            panic!("{answer:?}");
-        };
-        assert_eq!(fds.len(), 1);
-        (raw, info)
-    }
-
-    fn send(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
-    }
-
-    fn receive(&mut self) -> (Header, Result<Answer, ControlError>, Vec<OwnedFd>) {
-        let mut fds = Vec::new();
-        while self.frames.frame().unwrap().is_none() {
-            let len = recv_with_fds(&self.stream, self.frames.space(), &mut fds).unwrap();
-            assert_ne!(len, 0, "the door closed the connection");
-            self.frames.filled(len);
-        }
-        let frame = self.frames.frame().unwrap().unwrap();
-        let (header, answer) = (frame.header, Answer::decode(&frame.header, frame.payload));
-        self.frames.consume();
-        (header, answer.unwrap(), fds)
-    }
-
-    fn ask(&mut self, request: RequestRef<'_>) -> (Result<Answer, ControlError>, Vec<OwnedFd>) {
-        let mut out = Vec::new();
-        encode_request(&mut out, self.sequence, request).unwrap();
-        self.send(&out);
-        let (header, answer, fds) = self.receive();
-        assert_eq!(header.sequence, self.sequence);
-        assert_eq!(header.op, request.op() as u8);
-        self.sequence += 1;
-        (answer, fds)
-    }
-
-    /// Waits until the door has closed this connection.
-    fn assert_closed(&mut self) {
-        match self.stream.read(&mut [0; 1]) {
-            Ok(0) => {}
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
-            other => panic!("expected the end of the connection, got {other:?}"),
-        }
-    }
-}
-
-fn hello(instance: u8) -> Hello {
-    Hello {
-        instance: [instance; 16],
-        start_time: process_start_time(std::process::id()).unwrap(),
-        incarnation: 0,
-    }
-}
-
-fn protocol_error(answer: Result<Answer, ControlError>) -> String {
-    match answer {
-        Err(ControlError::Protocol(text)) => text,
-        other => panic!("expected a protocol error, got {other:?}"),
-    }
-}
-
-fn refusal(answer: Result<Answer, ControlError>) -> String {
-    match answer {
-        Err(ControlError::Refused(text)) => text,
-        other => panic!("expected a refusal, got {other:?}"),
-    }
-}
+use ondol_shm::LeaseSlots;
+use raw::{Raw, hello, protocol_error, refusal};
 
 /// What this binary does as another process.
 #[test]
@@ -843,6 +754,11 @@ fn the_secret_is_made_once_and_kept_private() {
     fs::remove_file(&file).unwrap();
     fs::write(path.join("secret.new"), "half").unwrap();
     assert_ne!(state.secret().unwrap().as_bytes(), &secret);
+    assert!(!path.join("secret.new").exists());
+    // Nor does one stay that is not needed again.
+    fs::write(path.join("secret.new"), "half").unwrap();
+    drop(state);
+    StateDir::lock(&path).unwrap();
     assert!(!path.join("secret.new").exists());
 }
 

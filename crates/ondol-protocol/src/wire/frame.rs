@@ -7,7 +7,7 @@ use super::{DecodeError, MAX_PAYLOAD_BYTES};
 const CHUNK: usize = 8 << 10;
 
 /// Room that is kept between frames.
-const KEEP: usize = 256 << 10;
+const KEEP: usize = 64 << 10;
 
 /// Puts frames together from a stream of bytes.
 ///

@@ -22,7 +22,7 @@ use super::{Shared, dispatch};
 const HELLO_LIMIT: usize = 256;
 
 /// An answer's buffer is given back beyond this size.
-const KEEP: usize = 256 << 10;
+const KEEP: usize = 64 << 10;
 
 /// Why a connection ended before its client closed it.
 #[derive(Debug)]
