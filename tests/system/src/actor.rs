@@ -1,5 +1,5 @@
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::{fs, thread};
@@ -48,6 +48,28 @@ impl Actor {
             stdin,
             lines,
         }
+    }
+
+    /// The same in a PID namespace of its own, where nobody outside is seen; nothing, with the reason printed, where
+    /// that is not permitted. [`kill`](Self::kill) ends it all the same.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn spawn_apart<'a>(
+        program: &'a str,
+        arguments: impl IntoIterator<Item = &'a str>,
+    ) -> Option<Self> {
+        let apart = ["--pid", "--fork", "--kill-child", "--"];
+        let tried = Command::new("unshare").args(apart).arg("true").output();
+        match tried {
+            Ok(output) if output.status.success() => {}
+            tried => {
+                println!("SKIPPED: no PID namespace can be made here: {tried:?}");
+                return None;
+            }
+        }
+        let arguments = apart.into_iter().chain([program]).chain(arguments);
+        Some(Self::spawn("unshare", arguments, &[]))
     }
 
     /// A client of the server at `socket`, connected.
@@ -133,7 +155,11 @@ impl Actor {
         }
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Sends a signal.
+    ///
+    /// # Panics
+    /// If the process is not there any more.
+    pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.pid().cast_signed()).expect("a process id");
         kill_process(pid, signal).expect("a signal");
     }
@@ -181,6 +207,14 @@ impl Actor {
         self.wait()
     }
 
+    /// How the process ended, if it has.
+    ///
+    /// # Panics
+    /// If that cannot be told.
+    pub fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child")
+    }
+
     /// Waits for the actor's end.
     ///
     /// # Panics
@@ -199,58 +233,5 @@ impl Drop for Actor {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// A server in a process of its own.
-#[derive(Debug)]
-pub struct ServerProcess {
-    actor: Actor,
-    socket: PathBuf,
-}
-
-impl ServerProcess {
-    /// A server with its state in `dir`, and with a file of so many MiB there that stands for the pool.
-    ///
-    /// # Panics
-    /// If it does not start.
-    pub fn start(program: &str, dir: &Path, mib: u64) -> Self {
-        let dir_text = dir.to_str().expect("a path in UTF-8");
-        let actor = Actor::spawn(program, ["server", dir_text, &mib.to_string()], &[]);
-        let line = actor.line();
-        let socket = line
-            .strip_prefix("ready ")
-            .unwrap_or_else(|| panic!("{line}"));
-        Self {
-            socket: socket.into(),
-            actor,
-        }
-    }
-
-    /// Path of the socket.
-    pub fn socket(&self) -> &Path {
-        &self.socket
-    }
-
-    /// The process.
-    pub fn actor(&mut self) -> &mut Actor {
-        &mut self.actor
-    }
-
-    /// Numbers of the process's descriptors and threads.
-    ///
-    /// # Panics
-    /// If it is not there any more.
-    pub fn descriptors_and_threads(&self) -> (usize, usize) {
-        let count = |what: &str| {
-            let path = format!("/proc/{}/{what}", self.actor.pid());
-            fs::read_dir(path).expect("a process").count()
-        };
-        (count("fd"), count("task"))
-    }
-
-    /// Kills the server with SIGKILL.
-    pub fn kill(self) {
-        self.actor.kill();
     }
 }

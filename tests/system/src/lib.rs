@@ -54,14 +54,20 @@
 
 mod actor;
 mod content;
+mod disk;
+mod files;
 mod lossy;
 mod random;
+mod serve;
 mod server;
 mod watch;
 
-pub use actor::{Actor, ServerProcess};
+pub use actor::Actor;
 pub use content::{check, fill};
+pub use disk::SmallDisk;
+pub use files::{SHM, bytes_below, files_below, shared_files};
 pub use lossy::{Call, Lossy};
 pub use random::Random;
+pub use serve::{Place, ServerProcess};
 pub use server::{Server, key, keys, plain};
 pub use watch::{WATCHDOG, eventually, watchdog};

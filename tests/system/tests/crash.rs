@@ -1,16 +1,9 @@
 //! Clients that are killed with SIGKILL in the middle of whatever they do.
 
-use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use ondol_engine::{Engine, EngineConfig};
 use ondol_handler::{ControlError, DeleteOutcome, Handler, HandlerError};
-use ondol_memory::{Change, Journal, JournalError};
-use ondol_protocol::ControlPlane;
-use ondol_shm::Process;
 use ondol_tests::{
     Actor, Random, Server, ServerProcess, check, eventually, fill, key, plain, watchdog,
 };
@@ -183,65 +176,4 @@ fn pins_of_a_killed_client_do_not_outlive_it() {
         assert!(!handler.unpin(&name).unwrap());
         assert_eq!(handler.delete(&name).unwrap(), DeleteOutcome::Deleted);
     }
-}
-
-/// Refuses everything while told to.
-#[derive(Debug)]
-struct Moody(Arc<AtomicBool>);
-
-impl Journal for Moody {
-    fn record(&self, _: &Change) -> Result<(), JournalError> {
-        if self.0.load(Ordering::Relaxed) {
-            return Err(JournalError("the disk is full".to_owned()));
-        }
-        Ok(())
-    }
-}
-
-#[test]
-fn what_the_journal_refused_to_take_back_is_not_the_deads_for_ever() {
-    let _watchdog = watchdog("crash", Duration::from_secs(120));
-    let refuse = Arc::new(AtomicBool::new(false));
-    let mut config = EngineConfig::new(["memfd:?size=2MiB".parse().unwrap()]);
-    config.share_limit = Some(u64::MAX);
-    config.journal = Box::new(Moody(Arc::clone(&refuse)));
-    let engine = Engine::open(config).unwrap();
-    let inside = Arc::clone(&engine);
-    let handler = Handler::embedded(move || inside.attach(None), plain(&[PAGE])).unwrap();
-    put(&handler, "k", 1);
-
-    let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-    let process = Process::of_pid(child.id()).unwrap();
-    let session = engine.attach(Some(&process)).unwrap();
-    let id = session.client().id;
-    session.pin(&[key("k"), key("k")]).unwrap();
-    let request = ondol_protocol::GrantRequest {
-        request: 1,
-        stride: PAGE,
-        count: 5,
-    };
-    assert_eq!(session.grant(request).unwrap().len(), 5);
-    child.kill().unwrap();
-    child.wait().unwrap();
-
-    refuse.store(true, Ordering::Relaxed);
-    assert!(engine.client_died(id).is_none());
-    assert!(session.grant(request).is_err(), "the dead get nothing");
-    assert!(
-        engine
-            .stats()
-            .clients
-            .iter()
-            .any(|client| client.id == id.0)
-    );
-    refuse.store(false, Ordering::Relaxed);
-    let stats = engine.stats();
-    assert!(
-        stats.clients.iter().all(|client| client.id != id.0),
-        "{:?}",
-        stats.clients
-    );
-    drop(session);
-    assert_eq!(handler.delete(&key("k")).unwrap(), DeleteOutcome::Deleted);
-    take_all(&handler, 32);
 }

@@ -159,7 +159,7 @@ fn pages_granted_in_an_answer_that_was_lost_are_not_lost() {
     let _watchdog = watchdog("guards", LIMIT);
     let server = Server::start(2);
     let engine = Arc::clone(&server.engine);
-    let lossy = Lossy::new(engine.attach(None).unwrap());
+    let lossy = Lossy::new(engine.attach(None, [0; 16]).unwrap());
     let plane = Arc::clone(&lossy);
     let mut config = plain(&[PAGE]);
     config.stock_bytes = 4 * PAGE;

@@ -73,7 +73,7 @@ fn bytes_of_a_held_object_never_change() {
 
     server.stop();
     let engine = Arc::clone(&server.engine);
-    let inside = Handler::embedded(move || engine.attach(None), plain(&[PAGE])).unwrap();
+    let inside = Handler::embedded(move || engine.attach(None, [0; 16]), plain(&[PAGE])).unwrap();
     (0..200).for_each(|index| put(&inside, &format!("inside{index}"), 8));
     whole("after the door was closed");
     drop(handler);

@@ -54,7 +54,7 @@ fn take_all(handler: &Handler) -> Vec<PageMut> {
 
 /// A handler whose answers can be lost.
 fn lossy(server: &Server) -> (Handler, Arc<Lossy>) {
-    let lossy = Lossy::new(server.engine.attach(None).unwrap());
+    let lossy = Lossy::new(server.engine.attach(None, [0; 16]).unwrap());
     let plane = Arc::clone(&lossy);
     let handler = Handler::embedded(move || Ok(Arc::clone(&plane)), plain(&[PAGE])).unwrap();
     (handler, lossy)

@@ -6,7 +6,9 @@ use std::time::Duration;
 use ondol_handler::{
     ControlError, Handler, HandlerError, Health, Object, SocketOptions, SocketPlane,
 };
-use ondol_tests::{Actor, Server, ServerProcess, check, fill, key, keys, plain, watchdog};
+use ondol_tests::{
+    Actor, Server, ServerProcess, check, eventually, fill, key, keys, plain, watchdog,
+};
 
 const ACTOR: &str = env!("CARGO_BIN_EXE_actor");
 const PAGE: u64 = 65_536;
@@ -141,9 +143,7 @@ fn a_new_server_does_not_touch_what_is_held_from_the_old_one() {
     fill(&mut page, "page", 1);
     server.kill();
 
-    let server = ServerProcess::start(ACTOR, dir.path(), 4);
-    // What the handler knew is over, and it does not join another server by itself.
-    fails(handler.exists(&key("k1")));
+    let server = ServerProcess::start_with(ACTOR, dir.path(), 4, &["--fresh"]);
     let mut other = Actor::client(ACTOR, server.socket());
     (0..200).for_each(|index| drop(other.ok(&format!("put new{index} {PAGE} 2"))));
     let whole = || {
@@ -153,7 +153,9 @@ fn a_new_server_does_not_touch_what_is_held_from_the_old_one() {
         assert_eq!(check(&page, "page"), Ok(1));
     };
     whole();
-    handler.reconnect().unwrap();
+    eventually("the handler has become a client of the new server", || {
+        handler.health().is_connected()
+    });
     assert!(!handler.exists(&key("k40")).unwrap());
     put(&handler, "k40", 3);
     assert_eq!(check(&get(&handler, "k40"), "k40"), Ok(3));
@@ -165,7 +167,7 @@ fn a_new_server_does_not_touch_what_is_held_from_the_old_one() {
 }
 
 #[test]
-fn a_server_restarted_under_load_costs_errors_and_no_more() {
+fn a_server_started_anew_under_load_costs_errors_and_no_more() {
     // novitalabs/pegaflow#225: a restart forgot every registration. kvcache-ai/Mooncake#1914: the dead's objects were
     // still returned.
     let _watchdog = watchdog("server_gone", LIMIT);
@@ -178,8 +180,10 @@ fn a_server_restarted_under_load_costs_errors_and_no_more() {
         assert_eq!(check(&object, "k"), Ok(generation));
         server.kill();
         fails(handler.retrieve(&key("k")));
-        server = ServerProcess::start(ACTOR, dir.path(), 4);
-        handler.reconnect().unwrap();
+        server = ServerProcess::start_with(ACTOR, dir.path(), 4, &["--fresh"]);
+        eventually("the handler has become a client of the new server", || {
+            handler.health().is_connected()
+        });
         assert!(handler.retrieve(&key("k")).unwrap().is_none());
         assert_eq!(check(&object, "k"), Ok(generation));
     }
@@ -214,14 +218,14 @@ fn a_server_that_hangs_is_not_waited_for_without_end() {
         assert_eq!(check(&object, "k"), Ok(1));
     }
     server.actor().thaw();
-    ondol_tests::eventually("the server answers again", || {
+    eventually("the server answers again", || {
         handler.health().is_connected()
     });
     assert_eq!(check(&get(&handler, "k"), "k"), Ok(1));
     drop(object);
     // The answers that were lost hold nothing.
     let patient = Handler::connect(server.socket(), plain(&[PAGE])).unwrap();
-    ondol_tests::eventually("no lease is left", || {
+    eventually("no lease is left", || {
         patient
             .stats()
             .unwrap()

@@ -1,4 +1,3 @@
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,15 +19,4 @@ pub(crate) fn open(dir: &Path, mib: &str) -> (Arc<Engine>, UnixDoor, StateDir) {
     let door = DoorConfig::new(state.socket_path());
     let door = UnixDoor::open(Arc::clone(&engine) as _, &state, door).unwrap();
     (engine, door, state)
-}
-
-pub(crate) fn run(dir: &Path, mib: &str) {
-    let (_engine, door, _state) = open(dir, mib);
-    println!("ready {}", door.socket().display());
-    for line in io::stdin().lines().map_while(Result::ok) {
-        if line == "stop" {
-            door.stop();
-            println!("ok");
-        }
-    }
 }

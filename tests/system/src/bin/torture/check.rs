@@ -231,15 +231,19 @@ fn imbalance(stats: &EngineStats, pids: &[u32]) -> Option<String> {
         ));
     }
     let committed = sum(|class| class.committed);
-    if committed != stats.objects + stats.retired {
+    if committed != stats.objects {
         return Some(format!(
-            "{committed} pages hold objects; there are {} objects and {} that were removed",
-            stats.objects, stats.retired
+            "{committed} pages hold objects; there are {} objects",
+            stats.objects
         ));
     }
     let used = sum(|class| class.free) + sum(|class| class.granted) + committed;
-    if used != sum(|class| class.pages) {
-        return Some("free, granted and used pages are not all pages".to_owned());
+    let captive = sum(|class| class.pages) - used;
+    if captive != stats.retired {
+        return Some(format!(
+            "{captive} pages are neither free nor granted nor hold an object; {} objects were removed under readers",
+            stats.retired
+        ));
     }
     let dead = |pid: u32| pid != std::process::id() && !pids.contains(&pid);
     if let Some(client) = stats.clients.iter().find(|client| dead(client.pid)) {

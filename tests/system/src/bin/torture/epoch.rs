@@ -8,11 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use ondol_tests::Random;
+use ondol_tests::{Random, SHM, SmallDisk, bytes_below, files_below, shared_files};
 use rustix::process::Signal;
 
-use crate::disk::SmallDisk;
-use crate::files;
 use crate::journal::{Kind, Reader};
 use crate::oracle::{Fault, Oracle};
 use crate::points::{Action, Points, Shot, Site};
@@ -241,8 +239,8 @@ impl Run {
         }
         let tag = epoch.tag.clone();
         drop(epoch);
-        for name in files::shared(&tag)? {
-            fs::remove_file(Path::new(files::SHM).join(name))?;
+        for name in shared_files(&tag)? {
+            fs::remove_file(Path::new(SHM).join(name))?;
         }
         Ok(fs::remove_dir_all(dir)?)
     }
@@ -819,7 +817,7 @@ impl Epoch<'_> {
                 format!("these files are left: {found:?}; expected {expected:?}"),
             ));
         }
-        let log_bytes = files::bytes(&self.state_dir())?;
+        let log_bytes = bytes_below(&self.state_dir())?;
         if log_bytes > 4 * MIB {
             return Err(Fault::new(
                 Kind::Leaked,
@@ -861,17 +859,17 @@ impl Epoch<'_> {
     }
 
     fn files(&self) -> Found<Files> {
-        let mut state = files::below(&self.state_dir())?;
+        let mut state = files_below(&self.state_dir())?;
         state.remove("ballast");
         let pool = self.dir.join("pool");
         if pool.exists() {
             state.extend(
-                files::below(&pool)?
+                files_below(&pool)?
                     .into_iter()
                     .map(|name| format!("pool/{name}")),
             );
         }
-        Ok((state, files::shared(&self.tag)?))
+        Ok((state, shared_files(&self.tag)?))
     }
 
     /// Stops everything as it is, and leaves it there.
@@ -886,8 +884,8 @@ impl Epoch<'_> {
         println!(
             "{:?}; files in {} that belong to it: {:?}",
             self.settings,
-            files::SHM,
-            files::shared(&self.tag).unwrap_or_default()
+            SHM,
+            shared_files(&self.tag).unwrap_or_default()
         );
     }
 }

@@ -14,9 +14,7 @@
 mod check;
 mod client;
 mod content;
-mod disk;
 mod epoch;
-mod files;
 mod journal;
 mod oracle;
 mod points;

@@ -1,19 +1,17 @@
-//! What lies about on the file systems.
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::Path;
 
 /// Where devices with a name lie.
-pub(crate) const SHM: &str = "/dev/shm";
+pub const SHM: &str = "/dev/shm";
 
-/// The names of all files below `dir`, each run of digits as `#`, so that the tenth segment of a log counts as the
-/// first. What begins with a dot does not differ from the rest.
+/// The names of all files below `dir`, with `#` for each number in them, so that the tenth segment of a log counts as
+/// the first.
 ///
 /// # Errors
 /// What the file system says.
-pub(crate) fn below(dir: &Path) -> io::Result<BTreeSet<String>> {
+pub fn files_below(dir: &Path) -> io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     walk(dir, "", &mut names)?;
     Ok(names)
@@ -37,7 +35,7 @@ fn walk(dir: &Path, prefix: &str, names: &mut BTreeSet<String>) -> io::Result<()
 ///
 /// # Errors
 /// What the file system says.
-pub(crate) fn shared(part: &str) -> io::Result<BTreeSet<String>> {
+pub fn shared_files(part: &str) -> io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(SHM)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
@@ -52,13 +50,13 @@ pub(crate) fn shared(part: &str) -> io::Result<BTreeSet<String>> {
 ///
 /// # Errors
 /// What the file system says.
-pub(crate) fn bytes(dir: &Path) -> io::Result<u64> {
+pub fn bytes_below(dir: &Path) -> io::Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let stat = entry.metadata()?;
         sum += if stat.is_dir() {
-            bytes(&entry.path())?
+            bytes_below(&entry.path())?
         } else {
             stat.len()
         };
@@ -67,15 +65,21 @@ pub(crate) fn bytes(dir: &Path) -> io::Result<u64> {
 }
 
 fn without_numbers(name: &str) -> String {
-    let mut plain = String::new();
-    for letter in name.chars() {
-        // Numbers are written in either base.
-        let letter = if letter.is_ascii_digit() { '#' } else { letter };
-        if !(letter == '#' && plain.ends_with('#')) {
-            plain.push(letter);
+    let is_number = |word: &str| {
+        // In either base.
+        word.chars().all(|letter| letter.is_ascii_hexdigit())
+            && word.chars().any(|letter| letter.is_ascii_digit())
+    };
+    let parts = name.split_inclusive(|letter: char| !letter.is_ascii_alphanumeric());
+    let plain = parts.map(|part| {
+        let word = part.trim_end_matches(|letter: char| !letter.is_ascii_alphanumeric());
+        if is_number(word) {
+            part.replacen(word, "#", 1)
+        } else {
+            part.to_owned()
         }
-    }
-    plain
+    });
+    plain.collect()
 }
 
 #[cfg(test)]
@@ -86,14 +90,14 @@ mod tests {
     fn numbers_do_not_matter_and_anything_else_does() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("log")).unwrap();
-        fs::write(dir.path().join("log/17.wal"), "12345").unwrap();
-        fs::write(dir.path().join("log/18.wal"), "").unwrap();
+        fs::write(dir.path().join("log/face-1f.wal"), "12345").unwrap();
+        fs::write(dir.path().join("log/face-20.wal"), "").unwrap();
         fs::write(dir.path().join("lock"), "").unwrap();
-        let names = below(dir.path()).unwrap();
+        let names = files_below(dir.path()).unwrap();
         assert_eq!(
             names,
-            ["lock", "log/", "log/#.wal"].map(String::from).into()
+            ["lock", "log/", "log/face-#.wal"].map(String::from).into()
         );
-        assert_eq!(bytes(dir.path()).unwrap(), 5);
+        assert_eq!(bytes_below(dir.path()).unwrap(), 5);
     }
 }

@@ -1,14 +1,12 @@
-//! A disk so small that it can be filled.
-
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// A file system of its own over a directory.
+/// A disk so small that it can be filled: a file system of its own over a directory.
 #[derive(Debug)]
-pub(crate) struct SmallDisk {
+pub struct SmallDisk {
     root: PathBuf,
     keep: bool,
 }
@@ -18,7 +16,7 @@ impl SmallDisk {
     ///
     /// # Errors
     /// Whoever may not mount file systems.
-    pub(crate) fn mount(root: &Path, mib: u64) -> io::Result<Self> {
+    pub fn mount(root: &Path, mib: u64) -> io::Result<Self> {
         fs::create_dir_all(root)?;
         let options = std::ffi::CString::new(format!("size={mib}M,mode=0700"))?;
         mount("tmpfs", root, "tmpfs", MountFlags::empty(), Some(&*options))?;
@@ -36,7 +34,7 @@ impl SmallDisk {
     ///
     /// # Errors
     /// Anything but that the disk is full.
-    pub(crate) fn fill(&self) -> io::Result<()> {
+    pub fn fill(&self) -> io::Result<()> {
         let mut file = File::options()
             .create(true)
             .append(true)
@@ -58,7 +56,7 @@ impl SmallDisk {
     ///
     /// # Errors
     /// What the file system says.
-    pub(crate) fn free(&self) -> io::Result<bool> {
+    pub fn free(&self) -> io::Result<bool> {
         match fs::remove_file(self.ballast()) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -67,7 +65,7 @@ impl SmallDisk {
     }
 
     /// Leaves it mounted, as evidence.
-    pub(crate) fn keep(&mut self) {
+    pub fn keep(&mut self) {
         self.keep = true;
     }
 }
