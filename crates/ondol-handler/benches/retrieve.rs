@@ -38,7 +38,7 @@ fn handler(plugin: bool) -> anyhow::Result<(Handler, Vec<Key>)> {
     let options = LoadOptions::new(Environment::process())
         .with_allowlist(Allowlist::only(names.iter().copied()));
     config.plugins = Plugins::LinkedWith(Box::new(options));
-    let handler = Handler::embedded(move || engine.attach(None), config)?;
+    let handler = Handler::embedded(move || engine.attach(None, [0; 16]), config)?;
     let keys: Vec<_> = (0..1).map(Key::integer).collect();
     for key in &keys {
         handler.store(key, handler.alloc(4096)?)?;

@@ -104,7 +104,7 @@ impl Attempt<'_> {
             Some(_) => return,
         };
         if state.outage.is_none() {
-            tracing::warn!(
+            tracing::info!(
                 reason,
                 "the server is not there; calls fail until it is back"
             );

@@ -8,7 +8,8 @@
 //! use ondol_handler::{Handler, HandlerConfig, Key};
 //!
 //! let engine = Engine::open(EngineConfig::new(["memfd:?size=4MiB".parse()?]))?;
-//! let handler = Handler::embedded(move || Ok(engine.attach(None)?), HandlerConfig::default())?;
+//! let connect = move || engine.attach(None, [0; 16]);
+//! let handler = Handler::embedded(connect, HandlerConfig::default())?;
 //!
 //! let key = Key::text("prompt/0")?;
 //! let mut page = handler.alloc(5)?;

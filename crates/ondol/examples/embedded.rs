@@ -4,7 +4,8 @@ use ondol::prelude::*;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::open(EngineConfig::new(["memfd:?size=64MiB".parse()?]))?;
-    let handler = Handler::embedded(move || engine.attach(None), HandlerConfig::default())?;
+    let connect = move || engine.attach(None, [0; 16]);
+    let handler = Handler::embedded(connect, HandlerConfig::default())?;
 
     let key = Key::text("prompt/0")?;
     let mut page = handler.alloc(5)?;
