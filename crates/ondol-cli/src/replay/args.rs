@@ -12,10 +12,17 @@ use super::content::HEADER_BYTES;
 /// whatever the trace's times are. Without --socket everything runs here: the pool is memory of this process, and
 /// each instance is a process of its own.
 ///
-/// Blocks are `block_hits`, `stored`, `already_present` or `alloc_failures` (skipped, as the pool was full).
+/// Blocks are `block_hits`, `stored`, `already_present` (another instance was faster, or it is not known whose store
+/// was lost with the server), `alloc_failures` (skipped, as the pool was full) or `duplicates` (named twice in one
+/// request).
 /// `read_gbps` are the verified bytes over the time that all instances together spent on verifying them, `write_gbps`
 /// the written bytes over the time spent on writing and storing them: how fast one instance is while it does that.
 /// `evictions` are those of the whole engine meanwhile.
+///
+/// A server that ends is waited for: calls that failed are repeated once it is back (`repeated_calls`). `restarts` has
+/// for each time how long it was away, the objects that it had when it was back, and the `warm_hits` from then on to
+/// the next time: blocks that hit and were written before it. With --restarts the pool is that of a server which is a
+/// process of its own, and which is killed so many times while the instances go on.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// The trace: JSON lines with timestamp, input_length, output_length and hash_ids [default: a workload made from
@@ -34,7 +41,7 @@ pub(crate) struct Args {
     /// Where the pool lies: a size, for memory that nobody else sees, or a device such as `shm:replay?size=2GiB`, whose
     /// files are replaced and removed at the end [default: 1GiB, or less if memory is short]
     #[arg(long, value_name = "SIZE|DEVICE", value_parser = pool)]
-    pub(super) pool: Option<DeviceUri>,
+    pub(super) pool: Option<PoolArg>,
     /// What leaves a full pool first [default: lru]
     #[arg(long, value_name = "NAME")]
     pub(super) policy: Option<String>,
@@ -50,6 +57,19 @@ pub(crate) struct Args {
     /// Use the server that listens here
     #[arg(long, value_name = "PATH", conflicts_with_all = ["pool", "policy"])]
     pub(super) socket: Option<PathBuf>,
+    /// Kill the server with SIGKILL so many times, at evenly spread requests, and start it again; the pool is then a
+    /// file in /dev/shm, unless --pool names another device that outlives a process
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        conflicts_with = "socket",
+        value_parser = clap::value_parser!(u32).range(0..=1000)
+    )]
+    pub(super) restarts: u32,
+    /// How many seconds to wait for a server that is away before giving up
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub(super) patience: u64,
     /// Print the figures as one JSON object
     #[arg(long)]
     pub(super) json: bool,
@@ -59,6 +79,18 @@ pub(crate) struct Args {
     /// Be one of the instances; what to do comes through standard input.
     #[arg(long = super::AS_INSTANCE, hide = true)]
     pub(super) as_instance: bool,
+    /// Be the server that is killed and started again, with its state in this directory.
+    #[arg(long = super::AS_SERVER, value_name = "DIR", hide = true, requires = "pool")]
+    pub(super) as_server: Option<PathBuf>,
+}
+
+/// What `--pool` names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum PoolArg {
+    /// Memory of this size, wherever.
+    Size(u64),
+    /// This device.
+    Device(DeviceUri),
 }
 
 fn block_bytes(text: &str) -> Result<usize, String> {
@@ -71,15 +103,16 @@ fn block_bytes(text: &str) -> Result<usize, String> {
         })
 }
 
-fn pool(text: &str) -> Result<DeviceUri, String> {
+fn pool(text: &str) -> Result<PoolArg, String> {
     if text.contains(':') {
-        return text
-            .parse()
-            .map_err(|error: ondol_memory::UriError| error.to_string());
+        let device: Result<DeviceUri, ondol_memory::UriError> = text.parse();
+        return device
+            .map(PoolArg::Device)
+            .map_err(|error| error.to_string());
     }
     match parse_size(text) {
         Ok(0) => Err("it is 0 bytes; expected more".to_owned()),
-        Ok(bytes) => Ok(DeviceUri::memfd(bytes)),
+        Ok(bytes) => Ok(PoolArg::Size(bytes)),
         Err(error) => Err(format!("{error}; or a device such as shm:replay?size=2GiB")),
     }
 }
@@ -97,9 +130,10 @@ mod tests {
 
     #[test]
     fn a_pool_is_a_size_or_a_device() {
-        assert_eq!(pool("64MiB"), Ok(DeviceUri::memfd(64 << 20)));
-        assert_eq!(pool("65536"), Ok(DeviceUri::memfd(65_536)));
-        assert_eq!(pool("shm:x?size=1GiB").unwrap().scheme(), "shm");
+        assert_eq!(pool("64MiB"), Ok(PoolArg::Size(64 << 20)));
+        assert_eq!(pool("65536"), Ok(PoolArg::Size(65_536)));
+        let device = "shm:x?size=1GiB";
+        assert_eq!(pool(device), Ok(PoolArg::Device(device.parse().unwrap())));
         for bad in ["0", "much", "floppy:a", "12 parsecs", "memfd:"] {
             assert!(pool(bad).is_err(), "{bad}");
         }

@@ -33,9 +33,32 @@ pub(super) struct Block {
 pub(super) struct Writer {
     pub(super) instance: u32,
     pub(super) pid: u32,
-    /// Differs from run to run, so that what an earlier run left in a page is never right.
+    /// Differs from run to run, so that what an earlier run left in a page is never right. Its lowest bits say how
+    /// many restarts of the server the writer had seen.
     pub(super) nonce: u64,
 }
+
+/// How many restarts a nonce can count.
+pub(super) const MOST_RESTARTS: u64 = 0xffff;
+
+impl Writer {
+    /// The same writer after so many restarts of the server.
+    pub(super) fn after_restarts(self, restarts: u64) -> Self {
+        let nonce = self.nonce & !MOST_RESTARTS | restarts.min(MOST_RESTARTS);
+        Self { nonce, ..self }
+    }
+}
+
+/// Whether a block was written before the last of so many restarts that the run of this nonce has seen.
+pub(super) fn is_older(bytes: &[u8], nonce: u64, restarts: u64) -> bool {
+    let word = bytes.get(NONCE_AT..).and_then(<[u8]>::first_chunk);
+    let found = word.map_or(0, |word| u64::from_le_bytes(*word));
+    let is_of_this_run = found & !MOST_RESTARTS == nonce & !MOST_RESTARTS;
+    restarts > 0 && (!is_of_this_run || found & MOST_RESTARTS < restarts.min(MOST_RESTARTS))
+}
+
+/// Offset of the nonce in the header.
+const NONCE_AT: usize = 4 * WORD;
 
 /// The first thing that is wrong with a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -238,6 +261,19 @@ mod tests {
     fn what_was_written_verifies_at_any_length() {
         for len in (HEADER_BYTES..HEADER_BYTES + 3 * ROW).chain([4095, 4096, 65_536, 100_001]) {
             assert_eq!(verify(&filled(len, WRITER), &block(7)), Ok(()), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_block_tells_how_many_restarts_were_before_it() {
+        for restarts in [0, 1, MOST_RESTARTS] {
+            let writer = WRITER.after_restarts(restarts);
+            let bytes = filled(100, writer);
+            assert_eq!(verify(&bytes, &block(7)), Ok(()));
+            let older = |seen| is_older(&bytes, WRITER.nonce, seen);
+            assert!(!older(restarts) && (restarts == MOST_RESTARTS || older(restarts + 1)));
+            assert!(is_older(&bytes, WRITER.nonce ^ 1 << 40, 1));
+            assert!(!is_older(&bytes, WRITER.nonce ^ 1 << 40, 0));
         }
     }
 

@@ -16,6 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use super::messages::{Said, Task};
 use super::progress::Progress;
 use super::tally::Tally;
+use super::watch::{Tended, Watch};
 
 /// How often it is looked whether a signal has come.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -46,6 +47,11 @@ impl Interrupts {
     /// Whether one has come since this was last asked.
     pub(super) fn take(&self) -> bool {
         self.seen.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether one has come that was not taken.
+    pub(super) fn has_come(&self) -> bool {
+        self.seen.load(Ordering::Relaxed)
     }
 }
 
@@ -129,8 +135,13 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Lets the instances replay, until all have ended.
-    pub(super) fn run(mut self, interrupts: &Interrupts, progress: &Progress) -> Outcome {
+    /// Lets the instances replay, until all have ended, and looks after the server meanwhile.
+    pub(super) fn run(
+        mut self,
+        interrupts: &Interrupts,
+        progress: &Progress,
+        watch: &mut Watch<'_>,
+    ) -> Outcome {
         let mut outcome = Outcome::default();
         let mut started: Option<Instant> = None;
         let mut stop_by: Option<Instant> = None;
@@ -147,7 +158,13 @@ impl Crew {
             if kill || stop_by.is_some_and(|stop_by| stop_by <= Instant::now()) {
                 self.kill();
             }
-            match self.events.recv_timeout(LOOK_EVERY) {
+            if !outcome.interrupted && watch.tend(self.done()) == Tended::GivenUp {
+                // Without a server nothing is left to be done.
+                self.members
+                    .iter_mut()
+                    .for_each(|member| member.turns = None);
+            }
+            match self.events.recv_timeout(watch.look_again(LOOK_EVERY)) {
                 Ok(event) => self.handle(event, progress),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -197,8 +214,13 @@ impl Crew {
                 index
             }
         };
-        progress.set(self.members.iter().map(|member| member.done).sum());
+        progress.set(self.done());
         self.pass_turn(index);
+    }
+
+    /// Requests that are done.
+    fn done(&self) -> u64 {
+        self.members.iter().map(|member| member.done).sum()
     }
 
     fn begin(&mut self) {

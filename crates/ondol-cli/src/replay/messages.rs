@@ -24,6 +24,10 @@ pub(super) struct Task {
     pub(super) stock_bytes: u64,
     pub(super) hold: f64,
     pub(super) lockstep: bool,
+    /// Whether to tell of each request that is done, as the parent waits for a certain one.
+    pub(super) tell_each: bool,
+    /// How many seconds to wait for a server that is away.
+    pub(super) patience: u64,
     pub(super) requests: Vec<Vec<u64>>,
 }
 

@@ -2,23 +2,27 @@
 //!
 //! The parent opens an engine and a door, or uses a running server, and deals the requests to instances. Those are
 //! processes of the same executable, so the plugins that are linked into it run in them. They connect through the
-//! socket and share the pool as inference engines would.
+//! socket and share the pool as inference engines would. A server that shall be killed on the way is a process of the
+//! same executable too.
 
 mod args;
 mod content;
 mod crew;
 mod messages;
+mod patience;
 mod pool;
 mod progress;
 mod report;
+mod server;
 mod tally;
 mod trace;
+mod watch;
 mod worker;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 pub(crate) use args::Args;
 use crew::{Crew, Interrupts, Outcome};
@@ -28,9 +32,13 @@ use progress::Progress;
 use report::Figures;
 use tally::Tally;
 use trace::Workload;
+use watch::{Restarts, Watch};
 
 /// The option that makes a process an instance.
 const AS_INSTANCE: &str = "as-instance";
+
+/// The option that makes a process the server.
+const AS_SERVER: &str = "as-server";
 
 /// What a shell reports of a command that was ended by ctrl-C.
 const INTERRUPTED: u8 = 130;
@@ -42,23 +50,41 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if args.as_instance {
         return worker::serve();
     }
+    if let (Some(dir), Some(pool)) = (&args.as_server, &args.pool) {
+        return Err(server::become_server(dir, pool, args.policy.as_deref()));
+    }
     let requests = usize::try_from(args.requests)?;
     let workload = match &args.trace {
         Some(path) => Workload::read(path, requests)?,
         None => trace::generate(args.seed, requests),
     };
+    let requests = workload.requests.len() as u64;
+    ensure!(
+        u64::from(args.restarts) < requests,
+        "--restarts is {}; expected fewer than the {requests} requests",
+        args.restarts
+    );
     let interrupts = Interrupts::catch()?;
-    let pool = Pool::open(args)?;
+    let Some(mut pool) = Pool::open(args, &interrupts)? else {
+        return Ok(ExitCode::from(INTERRUPTED));
+    };
     if interrupts.take() {
         return Ok(ExitCode::from(INTERRUPTED));
     }
+    ensure!(
+        args.block_bytes as u64 <= pool.longest_page,
+        "--block-bytes is {}; a page of this pool holds at most {}: give it a larger --pool",
+        args.block_bytes,
+        pool.longest_page
+    );
     let name = workload.name.clone();
     let tasks = deal(args, workload, &pool)?;
-    let dealt = tasks.iter().map(|task| task.requests.len() as u64).sum();
-    let progress = Progress::new(dealt, args.quiet);
+    let progress = Progress::new(requests, args.quiet);
     let crew = Crew::start(&tasks, &progress)?;
     drop(tasks);
-    let outcome = crew.run(&interrupts, &progress);
+    let mut watch = Watch::new(&mut pool, requests, args.restarts, args.patience);
+    let outcome = crew.run(&interrupts, &progress, &mut watch);
+    let restarts = watch.finish(&interrupts);
     progress.clear();
     let evictions = pool.evictions();
     let figures = figures(
@@ -66,12 +92,21 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         name,
         &pool,
         &outcome,
-        evictions.as_ref().ok().copied(),
+        &restarts,
+        evictions.as_ref().ok().copied().flatten(),
     );
     // Nothing is left behind, even if nobody reads the figures.
     drop(pool);
     let printed = print(args, &figures);
     let mut errors = outcome.failures;
+    errors.extend(restarts.failure);
+    let done = restarts.list.len();
+    if !outcome.interrupted && done < args.restarts as usize {
+        errors.push(format!(
+            "the server was started again {done} times; expected {}",
+            args.restarts
+        ));
+    }
     if let Err(error) = evictions {
         errors.push(format!("the engine's figures are missing: {error:#}"));
     }
@@ -121,6 +156,8 @@ fn deal(args: &Args, workload: Workload, pool: &Pool) -> Result<Vec<Task>> {
         stock_bytes: (pool.bytes / STOCK_PART / u64::from(args.instances)).min(8 << 20),
         hold: args.hold,
         lockstep: args.lockstep,
+        tell_each: args.restarts > 0,
+        patience: args.patience,
         requests: Vec::new(),
     };
     let mut tasks: Vec<Task> = (0..args.instances).map(task).collect();
@@ -136,6 +173,7 @@ fn figures(
     workload: String,
     pool: &Pool,
     outcome: &Outcome,
+    restarts: &Restarts,
     evictions: Option<u64>,
 ) -> Figures {
     let mut sum = Tally::default();
@@ -157,6 +195,9 @@ fn figures(
         stored: sum.stored,
         already_present: sum.already_present,
         alloc_failures: sum.alloc_failures,
+        duplicates: sum.duplicates,
+        restarts: report::restarts(&restarts.list, &sum.warm_hits),
+        repeated_calls: sum.repeated_calls,
         evictions,
         verify_failures: sum.verify_failures,
         bytes_read: sum.bytes_read,

@@ -1,31 +1,71 @@
 //! The engine behind a replay: one of its own, or a running server's.
 
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use ondol_engine::{Engine, EngineConfig, EngineError};
-use ondol_handler::{ControlPlane, SocketOptions, SocketPlane};
+use ondol_handler::{ControlError, ControlPlane, SocketOptions, SocketPlane};
 use ondol_memory::{DeviceError, DeviceUri, format_size};
 use ondol_server::{DoorConfig, House, StateDir, UnixDoor};
 use tempfile::TempDir;
 
-use super::args::Args;
+use super::args::{Args, PoolArg};
+use super::crew::Interrupts;
+use super::server::OwnServer;
 
 const DEFAULT_BYTES: u64 = 1 << 30;
 /// Less than this is no pool to measure anything with.
 const SMALLEST_BYTES: u64 = 32 << 20;
 
+/// How long the parent waits for an answer: while it does it hears no signal, and a server that does not answer is as
+/// good as one that is away.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether a server that was started serves.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
 /// An engine that instances can connect to.
 #[derive(Debug)]
 pub(super) struct Pool {
     plane: Arc<SocketPlane>,
+    incarnation: u64,
+    /// Objects that had given way when this server was first seen.
     evicted_before: u64,
+    /// Objects that have given way to the servers before this one since the pool was opened; `None` if one of them has
+    /// ended without its figures.
+    evicted_by_others: Option<u64>,
     pub(super) bytes: u64,
+    /// The longest page that it can hold, in bytes.
+    pub(super) longest_page: u64,
     pub(super) policy: String,
     // Behind the plane, which leaves through the door.
-    own: Option<Own>,
+    behind: Behind,
+}
+
+/// Where the engine runs.
+#[derive(Debug)]
+enum Behind {
+    Here(Own),
+    Child(OwnServer),
+    Elsewhere,
+}
+
+/// What is seen of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    Same,
+    /// It was started again.
+    Another {
+        objects: Option<u64>,
+    },
+    Away,
+    /// It is there, but this client is not with it yet.
+    Back,
 }
 
 /// An engine of this process, with a door that only the instances know.
@@ -38,24 +78,41 @@ struct Own {
 }
 
 impl Pool {
-    pub(super) fn open(args: &Args) -> Result<Self> {
-        let (own, socket) = match &args.socket {
-            Some(socket) => (None, socket.clone()),
-            None => {
-                let own = Own::open(args)?;
-                let socket = own.door.socket().to_owned();
-                (Some(own), socket)
+    /// `None` if a signal came before it was open.
+    pub(super) fn open(args: &Args, interrupts: &Interrupts) -> Result<Option<Self>> {
+        let mut behind = match &args.socket {
+            Some(_) => Behind::Elsewhere,
+            None if args.restarts > 0 => {
+                let pool = args.pool.as_ref();
+                Behind::Child(OwnServer::start(pool, args.policy.as_deref())?)
             }
+            None => Behind::Here(Own::open(args)?),
         };
-        let plane = SocketPlane::connect(&socket, SocketOptions::default())?;
+        let socket = match (&behind, &args.socket) {
+            (_, Some(socket)) => socket.clone(),
+            (Behind::Here(own), _) => own.door.socket().to_owned(),
+            (Behind::Child(server), _) => server.socket(),
+            (Behind::Elsewhere, None) => bail!("no server was named"),
+        };
+        let plane = match &mut behind {
+            Behind::Child(server) => match await_server(server, &socket, interrupts)? {
+                Some(plane) => plane,
+                None => return Ok(None),
+            },
+            _ => connect(&socket)?,
+        };
         let stats = plane.stats()?;
-        Ok(Self {
+        let info = plane.client();
+        Ok(Some(Self {
+            incarnation: info.incarnation,
             evicted_before: evicted(&stats.counters),
+            evicted_by_others: Some(0),
             bytes: stats.pool.total_bytes,
+            longest_page: info.max_page_bytes,
             policy: stats.policy,
             plane,
-            own,
-        })
+            behind,
+        }))
     }
 
     /// Where instances connect.
@@ -63,10 +120,94 @@ impl Pool {
         self.plane.path()
     }
 
-    /// Objects that had to give way since this pool was opened.
-    pub(super) fn evictions(&self) -> Result<u64> {
+    /// Whether the server may end without this process's doing.
+    pub(super) fn is_others(&self) -> bool {
+        matches!(self.behind, Behind::Elsewhere)
+    }
+
+    /// Objects that had to give way since this pool was opened; `None` if a server has ended that was not asked.
+    pub(super) fn evictions(&self) -> Result<Option<u64>> {
         let stats = self.plane.stats()?;
-        Ok(evicted(&stats.counters).saturating_sub(self.evicted_before))
+        let by_this = evicted(&stats.counters).saturating_sub(self.evicted_before);
+        Ok(self.evicted_by_others.map(|others| others + by_this))
+    }
+
+    /// Kills the server and starts it again.
+    pub(super) fn restart(&mut self) -> Result<()> {
+        // Those of the last moment are missing.
+        let evicted_so_far = self.evictions().ok().flatten();
+        let Behind::Child(server) = &mut self.behind else {
+            bail!("it is not this process's own");
+        };
+        server.kill().context("cannot kill it")?;
+        server.spawn()?;
+        self.evicted_by_others = evicted_so_far;
+        self.evicted_before = 0;
+        Ok(())
+    }
+
+    /// Looks for the server.
+    pub(super) fn look(&mut self) -> Result<Sight> {
+        let mut missed = Sight::Away;
+        if let Behind::Child(server) = &mut self.behind {
+            if let Some(status) = server.ended()? {
+                bail!("the server ended with {status}");
+            }
+            // The client looks less and less often, which is no matter of how long the server is away.
+            if UnixStream::connect(self.plane.path()).is_ok() {
+                missed = Sight::Back;
+            }
+        }
+        match self.plane.ping() {
+            Ok(()) => {}
+            Err(ControlError::UnknownClient(_)) => match connect(self.plane.path()) {
+                Ok(plane) => self.plane = plane,
+                Err(_) => return Ok(missed),
+            },
+            Err(_) => return Ok(missed),
+        }
+        let incarnation = self.plane.client().incarnation;
+        if incarnation == self.incarnation {
+            return Ok(Sight::Same);
+        }
+        self.incarnation = incarnation;
+        if self.is_others() {
+            self.evicted_before = 0;
+            self.evicted_by_others = None;
+        }
+        let objects = self.plane.stats().ok().map(|stats| stats.objects);
+        Ok(Sight::Another { objects })
+    }
+}
+
+fn connect(socket: &Path) -> Result<Arc<SocketPlane>, ControlError> {
+    let mut options = SocketOptions::default();
+    options.timeout = ANSWER_WITHIN;
+    SocketPlane::connect(socket, options)
+}
+
+/// Connects to a server as soon as it serves; `None` if a signal has come before.
+fn await_server(
+    server: &mut OwnServer,
+    socket: &Path,
+    interrupts: &Interrupts,
+) -> Result<Option<Arc<SocketPlane>>> {
+    loop {
+        match connect(socket) {
+            Ok(plane) => {
+                server.serves();
+                return Ok(Some(plane));
+            }
+            Err(ControlError::Disconnected { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(status) = server.ended()? {
+            bail!("the server ended with {status} before it served");
+        }
+        if interrupts.has_come() {
+            return Ok(None);
+        }
+        thread::sleep(LOOK_EVERY);
     }
 }
 
@@ -74,7 +215,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         // A server would learn it only when this process ends.
         let _ = self.plane.leave();
-        self.own = None;
+        self.behind = Behind::Elsewhere;
     }
 }
 
@@ -125,8 +266,10 @@ fn open_engine(args: &Args) -> Result<Arc<Engine>> {
         }
         Engine::open(config)
     };
-    if let Some(device) = &args.pool {
-        return Ok(open(device.clone())?);
+    match &args.pool {
+        Some(PoolArg::Device(device)) => return Ok(open(device.clone())?),
+        Some(PoolArg::Size(bytes)) => return Ok(open(DeviceUri::memfd(*bytes))?),
+        None => {}
     }
     let mut bytes = DEFAULT_BYTES;
     loop {

@@ -6,6 +6,7 @@ use ondol_memory::format_size;
 use serde::Serialize;
 
 use super::tally::{Tally, Timings};
+use super::watch::Restart;
 use crate::output::Table;
 
 /// What `--json` prints.
@@ -28,7 +29,10 @@ pub(super) struct Figures {
     pub(super) stored: u64,
     pub(super) already_present: u64,
     pub(super) alloc_failures: u64,
-    /// Unknown if the server is gone.
+    pub(super) duplicates: u64,
+    pub(super) restarts: Vec<RestartFigures>,
+    pub(super) repeated_calls: u64,
+    /// Unknown if the server is gone, or was when nobody here knew of it.
     pub(super) evictions: Option<u64>,
     pub(super) verify_failures: u64,
     pub(super) bytes_read: u64,
@@ -37,6 +41,27 @@ pub(super) struct Figures {
     pub(super) read_gbps: f64,
     pub(super) write_gbps: f64,
     pub(super) operations: Operations,
+}
+
+/// What a restart of the server cost and what it left.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct RestartFigures {
+    seconds_away: f64,
+    objects: Option<u64>,
+    warm_hits: u64,
+}
+
+/// The restarts that were seen, with the hits that the instances counted after each.
+pub(super) fn restarts(seen: &[Restart], warm_hits: &[u64]) -> Vec<RestartFigures> {
+    let figures = seen
+        .iter()
+        .enumerate()
+        .map(|(index, restart)| RestartFigures {
+            seconds_away: restart.seconds_away,
+            objects: restart.objects,
+            warm_hits: warm_hits.get(index).copied().unwrap_or(0),
+        });
+    figures.collect()
 }
 
 /// How long a call took, or for `verify` the check of one block.
@@ -106,6 +131,7 @@ impl Figures {
             ("stored", self.stored, true),
             ("stored by another instance", self.already_present, true),
             ("skipped, pool full", self.alloc_failures, false),
+            ("named twice in a request", self.duplicates, false),
         ] {
             if show_always || number > 0 {
                 blocks.row([name.to_owned(), number.to_string(), percent(number)]);
@@ -143,20 +169,38 @@ impl Figures {
         }
         operations.write(out, "")?;
         writeln!(out)?;
-        let evictions = self
-            .evictions
-            .map_or_else(|| "unknown".to_owned(), |number| number.to_string());
+        if !self.restarts.is_empty() {
+            let heading = ["RESTART", ">SECONDS AWAY", ">OBJECTS FOUND", ">WARM HITS"];
+            let mut restarts = Table::new(heading);
+            for (number, restart) in (1..).zip(&self.restarts) {
+                restarts.row([
+                    u64::to_string(&number),
+                    format!("{:.3}", restart.seconds_away),
+                    or_unknown(restart.objects),
+                    restart.warm_hits.to_string(),
+                ]);
+            }
+            restarts.write(out, "")?;
+            writeln!(out)?;
+        }
         let mut rest = Table::new(["ALSO", ">NUMBER"]);
+        if !self.restarts.is_empty() || self.repeated_calls > 0 {
+            rest.row(["calls repeated".into(), self.repeated_calls.to_string()]);
+        }
         for (name, number) in [
             (
                 "requests fully served",
                 self.requests_fully_served.to_string(),
             ),
-            ("evictions", evictions),
+            ("evictions", or_unknown(self.evictions)),
             ("verify failures", self.verify_failures.to_string()),
         ] {
             rest.row([name.to_owned(), number]);
         }
         rest.write(out, "")
     }
+}
+
+fn or_unknown(number: Option<u64>) -> String {
+    number.map_or_else(|| "unknown".to_owned(), |number| number.to_string())
 }

@@ -16,6 +16,13 @@ pub(super) struct Tally {
     pub(super) already_present: u64,
     /// Blocks that were skipped, as the pool was full even after this instance had let go of everything.
     pub(super) alloc_failures: u64,
+    /// Blocks that their request names a second time, and that were not there for it the first time.
+    pub(super) duplicates: u64,
+    /// Calls that failed as the server was away or could not record, and were repeated.
+    pub(super) repeated_calls: u64,
+    /// For each restart of the server that was noticed: the blocks that hit from then on to the next restart, and
+    /// that were written before it.
+    pub(super) warm_hits: Vec<u64>,
     pub(super) verify_failures: u64,
     /// Bytes of the blocks that hit.
     pub(super) bytes_read: u64,
@@ -42,6 +49,9 @@ impl Tally {
             stored,
             already_present,
             alloc_failures,
+            duplicates,
+            repeated_calls,
+            warm_hits,
             verify_failures,
             bytes_read,
             bytes_verified,
@@ -60,6 +70,11 @@ impl Tally {
         self.stored += stored;
         self.already_present += already_present;
         self.alloc_failures += alloc_failures;
+        self.duplicates += duplicates;
+        self.repeated_calls += repeated_calls;
+        for (restart, hits) in warm_hits.iter().enumerate() {
+            *self.warm_hits_after(restart) += hits;
+        }
         self.verify_failures += verify_failures;
         self.bytes_read += bytes_read;
         self.bytes_verified += bytes_verified;
@@ -70,6 +85,13 @@ impl Tally {
         self.verify.add(verify);
         self.alloc.add(alloc);
         self.store.add(store);
+    }
+
+    /// The blocks that hit after this restart, counted from 0, and were written before it.
+    pub(super) fn warm_hits_after(&mut self, restart: usize) -> &mut u64 {
+        let count = self.warm_hits.len().max(restart + 1);
+        self.warm_hits.resize(count, 0);
+        &mut self.warm_hits[restart]
     }
 
     pub(super) fn read_gbps(&self) -> f64 {
@@ -99,9 +121,27 @@ impl Timings {
         let start = Instant::now();
         let result = work();
         let elapsed = start.elapsed();
+        self.note(elapsed);
+        (result, elapsed)
+    }
+
+    /// Does `work` and notes the time it took if it succeeded.
+    pub(super) fn time_success<T, E>(
+        &mut self,
+        work: impl FnOnce() -> Result<T, E>,
+    ) -> (Result<T, E>, Duration) {
+        let start = Instant::now();
+        let result = work();
+        let elapsed = start.elapsed();
+        if result.is_ok() {
+            self.note(elapsed);
+        }
+        (result, elapsed)
+    }
+
+    fn note(&mut self, elapsed: Duration) {
         let nanoseconds = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         self.0.saturating_record(nanoseconds);
-        (result, elapsed)
     }
 
     pub(super) fn count(&self) -> u64 {
@@ -153,6 +193,17 @@ impl From<Timings> for Vec<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn warm_hits_are_added_restart_by_restart() {
+        let mut sum = Tally::default();
+        for (restart, hits) in [(1, 5), (0, 2), (1, 1)] {
+            let mut one = Tally::default();
+            *one.warm_hits_after(restart) += hits;
+            sum.add(&one);
+        }
+        assert_eq!(sum.warm_hits, [2, 6]);
+    }
 
     #[test]
     fn timings_survive_the_way_between_processes_and_are_merged() {

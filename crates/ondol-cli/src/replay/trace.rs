@@ -1,13 +1,19 @@
 //! Workloads: read from a trace, or made from a seed.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
 
 use super::content::mix;
+
+/// The longest line of a trace, in bytes.
+const LONGEST_LINE: u64 = 16 << 20;
+
+/// So many blocks one client can hold at once, and ask for with one message.
+const MOST_BLOCKS: usize = 65_536;
 
 /// Requests in the order in which they came, each with the ids of its blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,12 +44,17 @@ fn parse(mut input: impl BufRead, limit: usize) -> Result<Vec<Vec<u64>>> {
     while requests.len() < limit {
         text.clear();
         line += 1;
-        let len = input
+        let len = (&mut input)
+            .take(LONGEST_LINE + 1)
             .read_line(&mut text)
             .with_context(|| format!("line {line} cannot be read"))?;
         if len == 0 {
             break;
         }
+        ensure!(
+            len as u64 <= LONGEST_LINE,
+            "line {line} has more than {LONGEST_LINE} bytes; expected one request a line"
+        );
         if !text.trim().is_empty() {
             requests.push(parse_line(&text).with_context(|| format!("line {line}"))?);
         }
@@ -74,6 +85,11 @@ fn parse_line(text: &str) -> Result<Vec<u64>> {
         Some(Value::Array(ids)) => ids,
         found => bail!("hash_ids is {}; expected {expected}", shown(found)),
     };
+    ensure!(
+        ids.len() <= MOST_BLOCKS,
+        "hash_ids has {} ids; expected at most {MOST_BLOCKS}, as many blocks as one client can hold",
+        ids.len()
+    );
     ids.iter()
         .enumerate()
         .map(|(index, id)| {
@@ -304,6 +320,22 @@ mod tests {
             assert!(text.contains("line 3") && text.contains(named), "{text}");
             assert!(!text.contains("line 1"), "{text}");
         }
+        let ids = "7,".repeat(MOST_BLOCKS) + "7";
+        let many =
+            format!(r#"{{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[{ids}]}}"#);
+        let text = error(&format!("{GOOD}\n{many}"));
+        assert!(
+            text.contains("line 2") && text.contains("has 65537 ids"),
+            "{text}"
+        );
+        let text = error(&format!(
+            "{GOOD}\n{}",
+            " ".repeat(LONGEST_LINE as usize + 1)
+        ));
+        assert!(
+            text.contains("line 2 has more than 16777216 bytes"),
+            "{text}"
+        );
         assert!(error("\n").contains("no request"));
         assert!(error("\u{7f}").contains("line 1"));
     }

@@ -1,6 +1,6 @@
 //! One instance: the process that replays its share of the requests.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::content::{self, Block, Writer, mix};
 use super::messages::{Said, Task};
+use super::patience::{Patience, Stopped};
 use super::tally::Tally;
 
 /// For how many requests a held block is held.
@@ -54,8 +55,8 @@ pub(super) fn serve() -> Result<ExitCode> {
     });
     let outcome = connect(&task).and_then(|handler| {
         say(&Said::Ready)?;
-        let mut worker = Worker::new(handler, &task);
-        worker.replay(&task, &turns, &mut say)?;
+        let mut worker = Worker::new(handler, &task, turns);
+        worker.replay(&mut say)?;
         Ok(worker.tally)
     });
     match outcome {
@@ -97,7 +98,7 @@ struct InUse {
 /// Blocks that are written and not yet stored.
 #[derive(Debug, Default)]
 struct Batch {
-    keys: Vec<Key>,
+    blocks: Vec<Block>,
     pages: Vec<PageMut>,
 }
 
@@ -106,6 +107,9 @@ struct Worker<'a> {
     handler: Handler,
     task: &'a Task,
     writer: Writer,
+    /// Ends when the replay shall end; in lockstep each request needs one turn.
+    turns: Receiver<()>,
+    patience: Patience,
     batch_blocks: usize,
     /// Oldest first.
     held: VecDeque<InUse>,
@@ -115,7 +119,7 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(handler: Handler, task: &'a Task) -> Self {
+    fn new(handler: Handler, task: &'a Task, turns: Receiver<()>) -> Self {
         let writer = Writer {
             instance: task.instance,
             pid: std::process::id(),
@@ -125,6 +129,8 @@ impl<'a> Worker<'a> {
             handler,
             task,
             writer,
+            turns,
+            patience: Patience::new(Duration::from_secs(task.patience)),
             batch_blocks: (BATCH_BYTES / task.block_bytes).clamp(1, BATCH_BLOCKS),
             held: VecDeque::new(),
             tally: Tally::default(),
@@ -133,24 +139,23 @@ impl<'a> Worker<'a> {
     }
 
     /// Replays until the requests or the turns come to an end.
-    fn replay(
-        &mut self,
-        task: &Task,
-        turns: &Receiver<()>,
-        say: &mut dyn FnMut(&Said) -> Result<()>,
-    ) -> Result<()> {
+    fn replay(&mut self, say: &mut dyn FnMut(&Said) -> Result<()>) -> Result<()> {
+        let task = self.task;
         let mut told = Instant::now();
         for (index, ids) in task.requests.iter().enumerate() {
             let may_go = if task.lockstep || index == 0 {
-                turns.recv().is_ok()
+                self.turns.recv().is_ok()
             } else {
-                turns.try_recv() != Err(TryRecvError::Disconnected)
+                !self.is_stopped()
             };
             if !may_go {
                 break;
             }
-            self.request(ids)?;
-            if task.lockstep || told.elapsed() >= TELL_EVERY {
+            match self.request(ids) {
+                Err(error) if error.is::<Stopped>() => break,
+                done => done?,
+            }
+            if task.lockstep || task.tell_each || told.elapsed() >= TELL_EVERY {
                 say(&Said::Done(self.tally.requests))?;
                 told = Instant::now();
             }
@@ -159,6 +164,25 @@ impl<'a> Worker<'a> {
         self.release_held();
         self.tell_damages(say)?;
         self.handler.close();
+        Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.turns.try_recv() == Err(TryRecvError::Disconnected)
+    }
+
+    /// How many restarts of the server this instance has seen.
+    fn restarts(&self) -> u64 {
+        let counts = self.handler.counts();
+        counts.reconnects + counts.new_lines
+    }
+
+    /// Waits a little after a call that can be repeated.
+    fn wait_out(&mut self, error: HandlerError) -> Result<()> {
+        let turns = &self.turns;
+        let is_stopped = || turns.try_recv() == Err(TryRecvError::Disconnected);
+        self.patience.wait(error, is_stopped)?;
+        self.tally.repeated_calls += 1;
         Ok(())
     }
 
@@ -184,6 +208,12 @@ impl<'a> Worker<'a> {
         self.tally.block_hits += hits as u64;
         self.tally.requests_fully_served += u64::from(hits == blocks.len());
 
+        let restarts = self.restarts();
+        let is_warm = |object: &Object| content::is_older(object, self.writer.nonce, restarts);
+        let warm = objects.iter().filter(|object| is_warm(object)).count() as u64;
+        if let Some(restart) = restarts.checked_sub(1) {
+            *self.tally.warm_hits_after(restart as usize) += warm;
+        }
         let mut in_use = Vec::with_capacity(hits);
         for (block, object) in blocks.iter().zip(objects) {
             self.tally.bytes_read += object.len() as u64;
@@ -195,7 +225,7 @@ impl<'a> Worker<'a> {
                 });
             }
         }
-        self.store(&blocks[hits..], &mut in_use)?;
+        let stored = self.store(&blocks[hits..], &mut in_use);
         for (index, in_use) in in_use.into_iter().enumerate() {
             if self.is_held(now, index) {
                 self.held.push_back(in_use);
@@ -203,7 +233,7 @@ impl<'a> Worker<'a> {
                 self.release(in_use);
             }
         }
-        Ok(())
+        stored
     }
 
     fn block(&self, id: u64) -> Result<Block> {
@@ -228,15 +258,21 @@ impl<'a> Worker<'a> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let Self { handler, tally, .. } = self;
-        let (found, _) = tally.match_prefix.time(|| handler.match_prefix(keys));
-        match found {
-            Err(HandlerError::TooManyLeases { .. }) if !self.held.is_empty() => {
-                self.release_held();
-                let Self { handler, tally, .. } = self;
-                Ok(tally.match_prefix.time(|| handler.match_prefix(keys)).0?)
+        loop {
+            let Self { handler, tally, .. } = self;
+            let (found, _) = tally
+                .match_prefix
+                .time_success(|| handler.match_prefix(keys));
+            match found {
+                Ok(found) => {
+                    self.patience.restore();
+                    return Ok(found);
+                }
+                Err(HandlerError::TooManyLeases { .. }) if !self.held.is_empty() => {
+                    self.release_held();
+                }
+                Err(error) => self.wait_out(error)?,
             }
-            found => Ok(found?),
         }
     }
 
@@ -271,65 +307,131 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Writes and stores blocks. If the pool is full, everything in use is dropped first.
+    /// Writes and stores blocks. If the pool is full, everything in use is dropped first. What a server that went away
+    /// may not have stored is written and stored again.
     fn store(&mut self, blocks: &[Block], in_use: &mut Vec<InUse>) -> Result<()> {
+        let mut named = HashSet::with_capacity(blocks.len());
+        let mut todo: VecDeque<Block> = blocks.to_vec().into();
+        todo.retain(|block| named.insert(block.id));
+        self.tally.duplicates += (blocks.len() - todo.len()) as u64;
         let mut batch = Batch::default();
-        for block in blocks {
-            let mut page = self.alloc()?;
-            if page.is_none() {
-                // What is written can be evicted once it is stored, what is read once it is dropped.
-                self.flush(&mut batch)?;
-                self.release_held();
-                in_use.drain(..).for_each(|in_use| self.release(in_use));
-                page = self.alloc()?;
-            }
+        let done = self.store_all(&mut todo, &mut batch, in_use);
+        // Those that were left are no part of the figures.
+        self.tally.blocks -= (todo.len() + batch.blocks.len()) as u64;
+        done
+    }
+
+    fn store_all(
+        &mut self,
+        todo: &mut VecDeque<Block>,
+        batch: &mut Batch,
+        in_use: &mut Vec<InUse>,
+    ) -> Result<()> {
+        loop {
+            let Some(block) = todo.pop_front() else {
+                self.flush(batch, todo)?;
+                if todo.is_empty() {
+                    return Ok(());
+                }
+                continue;
+            };
+            let page = match self.make_room(batch, todo, in_use) {
+                Ok(page) => page,
+                Err(error) => {
+                    todo.push_front(block);
+                    return Err(error);
+                }
+            };
             let Some(mut page) = page else {
                 self.tally.alloc_failures += 1;
                 continue;
             };
             let start = Instant::now();
-            content::fill(&mut page, block, self.writer);
+            let writer = self.writer.after_restarts(self.restarts());
+            content::fill(&mut page, &block, writer);
             self.tally.writing += start.elapsed();
             self.tally.bytes_written += page.len() as u64;
-            batch.keys.push(block.key.clone());
+            batch.blocks.push(block);
             batch.pages.push(page);
             if batch.pages.len() >= self.batch_blocks {
-                self.flush(&mut batch)?;
+                self.flush(batch, todo)?;
             }
         }
-        self.flush(&mut batch)
+    }
+
+    /// A page; none if the pool is full even after everything in use was dropped.
+    fn make_room(
+        &mut self,
+        batch: &mut Batch,
+        todo: &mut VecDeque<Block>,
+        in_use: &mut Vec<InUse>,
+    ) -> Result<Option<PageMut>> {
+        let page = self.alloc()?;
+        if page.is_some() {
+            return Ok(page);
+        }
+        // What is written can be evicted once it is stored, what is read once it is dropped.
+        self.flush(batch, todo)?;
+        self.release_held();
+        in_use.drain(..).for_each(|in_use| self.release(in_use));
+        self.alloc()
     }
 
     /// A page, or none if the pool is full.
     fn alloc(&mut self) -> Result<Option<PageMut>> {
-        let Self {
-            handler,
-            tally,
-            task,
-            ..
-        } = self;
-        let (page, _) = tally.alloc.time(|| handler.alloc(task.block_bytes));
-        match page {
-            Ok(page) => Ok(Some(page)),
-            Err(HandlerError::Control(
-                ControlError::PoolFull(_) | ControlError::ShareExceeded { .. },
-            )) => Ok(None),
-            Err(error) => Err(error).context("no page for a block"),
+        loop {
+            let Self {
+                handler,
+                tally,
+                task,
+                ..
+            } = self;
+            let (page, _) = tally.alloc.time_success(|| handler.alloc(task.block_bytes));
+            match page {
+                Ok(page) => {
+                    self.patience.restore();
+                    return Ok(Some(page));
+                }
+                Err(HandlerError::Control(
+                    ControlError::PoolFull(_) | ControlError::ShareExceeded { .. },
+                )) => return Ok(None),
+                Err(error) => self.wait_out(error).context("no page for a block")?,
+            }
         }
     }
 
-    fn flush(&mut self, batch: &mut Batch) -> Result<()> {
-        let Batch { keys, pages } = std::mem::take(batch);
-        if keys.is_empty() {
+    /// Stores what is written. If it is not known whether it is stored, or a new start of the server does not know
+    /// the pages, its blocks are to be written again.
+    fn flush(&mut self, batch: &mut Batch, todo: &mut VecDeque<Block>) -> Result<()> {
+        let Batch { blocks, pages } = std::mem::take(batch);
+        if blocks.is_empty() {
             return Ok(());
         }
+        let keys: Vec<Key> = blocks.iter().map(|block| block.key.clone()).collect();
         let Self { handler, tally, .. } = self;
-        let (stored, elapsed) = tally.store.time(|| handler.batch_store(&keys, pages));
+        let (stored, elapsed) = tally
+            .store
+            .time_success(|| handler.batch_store(&keys, pages));
         tally.writing += elapsed;
-        for (stored, key) in stored?.into_iter().zip(&keys) {
+        let stored = match stored {
+            Ok(stored) => stored,
+            Err(error) => {
+                blocks
+                    .into_iter()
+                    .rev()
+                    .for_each(|block| todo.push_front(block));
+                if matches!(error, HandlerError::ForeignPage) {
+                    self.tally.repeated_calls += 1;
+                    return Ok(());
+                }
+                return self.wait_out(error).context("blocks were not stored");
+            }
+        };
+        self.patience.restore();
+        for (stored, key) in stored.into_iter().zip(&keys) {
             match stored.with_context(|| format!("block {key}"))? {
-                Stored::New => tally.stored += 1,
-                Stored::AlreadyPresent => tally.already_present += 1,
+                Stored::New => self.tally.stored += 1,
+                Stored::AlreadyPresent => self.tally.already_present += 1,
             }
         }
         Ok(())
@@ -355,7 +457,7 @@ mod tests {
         let mut config = HandlerConfig::default();
         config.plugins = Plugins::None;
         config.stock_bytes = 1;
-        Handler::embedded(move || engine.attach(None), config).unwrap()
+        Handler::embedded(move || engine.attach(None, [0; 16]), config).unwrap()
     }
 
     fn task(requests: Vec<Vec<u64>>) -> Task {
@@ -369,6 +471,8 @@ mod tests {
             stock_bytes: 0,
             hold: 0.5,
             lockstep: false,
+            tell_each: false,
+            patience: 60,
             requests,
         }
     }
@@ -378,14 +482,14 @@ mod tests {
         turn.send(()).unwrap();
         // What ends after the first turn; kept, one turn is enough for all requests.
         let _turn = (!task.lockstep).then_some(turn);
-        let mut worker = Worker::new(handler(engine), task);
+        let mut worker = Worker::new(handler(engine), task, turns);
         let mut said = Vec::new();
         let mut say = |saying: &Said| {
             let saying = serde_json::to_vec(saying)?;
             said.push(serde_json::from_slice(&saying)?);
             Ok(())
         };
-        worker.replay(task, &turns, &mut say).unwrap();
+        worker.replay(&mut say).unwrap();
         (worker.tally, said)
     }
 
@@ -473,7 +577,7 @@ mod tests {
         let engine = engine("4MiB");
         let task = task(vec![(0..10).collect()]);
         let handler = handler(&engine);
-        let worker = Worker::new(self::handler(&engine), &task);
+        let worker = Worker::new(self::handler(&engine), &task, channel().1);
         for id in 0..8 {
             let block = worker.block(id).unwrap();
             let mut page = handler.alloc(BLOCK_BYTES).unwrap();
