@@ -1,5 +1,6 @@
 //! A handler whose server goes away, comes back, or does not know it any more.
 
+use std::slice::from_ref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -37,8 +38,10 @@ impl Scene {
                 Ok(engine.attach())
             }
         };
-        let mut config = HandlerConfig::default();
-        config.plugins = Plugins::None;
+        let config = HandlerConfig {
+            plugins: Plugins::None,
+            ..HandlerConfig::default()
+        };
         let handler = Handler::embedded(connect, config).unwrap();
         Self {
             engine,
@@ -88,12 +91,12 @@ fn a_client_that_is_not_known_any_more_becomes_a_new_one_and_is_served() {
                 .iter()
                 .all(Option::is_some)
         },
-        |handler, key| handler.match_prefix(&[key.clone()]).unwrap().len() == 1,
-        |handler, key| handler.retrieve_group(&[key.clone()]).unwrap().is_some(),
-        |handler, key| handler.prefetch(&[key.clone()]).unwrap().found == 1,
+        |handler, key| handler.match_prefix(from_ref(key)).unwrap().len() == 1,
+        |handler, key| handler.retrieve_group(from_ref(key)).unwrap().is_some(),
+        |handler, key| handler.prefetch(from_ref(key)).unwrap().found == 1,
         |handler, key| {
             // That no plugin stages is no matter here; the objects were looked for.
-            let staged = handler.stage(&[key.clone()]);
+            let staged = handler.stage(from_ref(key));
             staged.requested_keys == 1 && handler.counts().hits == 2
         },
         |handler, key| handler.exists(key).unwrap(),
@@ -195,7 +198,7 @@ fn while_no_new_line_can_be_had_calls_fail_and_nothing_is_reported_missing() {
         assert!(Instant::now() < deadline, "no call was turned away early");
     }
     note(scene.handler.exists(&key).unwrap_err());
-    note(scene.handler.match_prefix(&[key.clone()]).unwrap_err());
+    note(scene.handler.match_prefix(from_ref(&key)).unwrap_err());
     note(scene.handler.alloc(LEN).unwrap_err());
     assert!(matches!(scene.handler.health(), Health::Unreachable(_)));
     assert_eq!(*object, [7; LEN]);
