@@ -137,7 +137,7 @@ fn the_tables_of_the_contract_are_those_that_are_linked_in() {
 fn the_help_names_every_command_and_not_the_hidden_one() {
     let help = Place::new().text(&["--help"]);
     for command in [
-        "serve", "put", "get", "ls", "rm", "stat", "plugins", "replay",
+        "serve", "put", "get", "ls", "rm", "stat", "plugins", "doctor", "replay",
     ] {
         assert!(
             help.contains(&format!("\n  {command} ")),

@@ -6,6 +6,8 @@
 )]
 
 mod configuration;
+mod doctor;
+mod http;
 #[cfg(all(feature = "handler-access-trace", feature = "handler-prefault"))]
 mod linked;
 mod objects;

@@ -23,6 +23,40 @@ pub(crate) struct Server {
     log: Vec<String>,
 }
 
+/// Removes the files of a `shm:` device, whatever becomes of the test.
+pub(crate) struct ShmFiles(String);
+
+impl ShmFiles {
+    pub(crate) fn new(test: &str) -> Self {
+        Self(format!("ondol-commands-{test}-{}", std::process::id()))
+    }
+
+    /// The device, with this size.
+    pub(crate) fn device(&self, size: &str) -> String {
+        format!("shm:{}?size={size}", self.0)
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        Path::new("/dev/shm").join(&self.0)
+    }
+}
+
+impl Drop for ShmFiles {
+    fn drop(&mut self) {
+        let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+        for entry in entries {
+            let name = entry.file_name();
+            if name
+                .to_string_lossy()
+                .trim_start_matches('.')
+                .starts_with(&self.0)
+            {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
 /// What a command said.
 pub(crate) struct Said {
     pub(crate) code: Option<i32>,
@@ -65,6 +99,8 @@ impl Place {
         command
             .args(args)
             .env_remove("MARU_PLUGINS")
+            // Servers of tests that run at the same time would want the same address.
+            .env("ONDOL_HTTP", "off")
             .env("XDG_RUNTIME_DIR", self.path())
             .current_dir(self.path())
             .stdin(Stdio::null());
@@ -149,6 +185,13 @@ impl Said {
 impl Server {
     /// Starts a server and waits until it is ready.
     pub(crate) fn start(command: &mut Command) -> Self {
+        let mut server = Self::spawn(command);
+        server.wait_for(" ready ");
+        server
+    }
+
+    /// Starts a server.
+    pub(crate) fn spawn(command: &mut Command) -> Self {
         let mut child = command
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -161,13 +204,11 @@ impl Server {
                 let _ = sender.send(line);
             }
         });
-        let mut server = Self {
+        Self {
             child,
             lines,
             log: Vec::new(),
-        };
-        server.wait_for(" ready ");
-        server
+        }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -194,6 +235,16 @@ impl Server {
     pub(crate) fn ready_line(&self) -> &str {
         let ready = self.log.iter().find(|line| line.contains(" ready "));
         ready.unwrap()
+    }
+
+    /// What follows `name=` in the line that said that it is ready, without quotes.
+    pub(crate) fn ready_with(&self, name: &str) -> String {
+        let line = self.ready_line();
+        let (_, rest) = line.split_once(&format!(" {name}=")).expect(line);
+        match rest.strip_prefix('"') {
+            Some(quoted) => quoted.split('"').next().unwrap().to_owned(),
+            None => rest.split(' ').next().unwrap().to_owned(),
+        }
     }
 
     /// Sends the signal and waits for the end.
