@@ -44,6 +44,11 @@ pub(super) fn open(
     let state = StateDir::lock(&config.state_dir)?;
     let door_config = door_config(&config, &state);
     UnixDoor::rehearse(&state, &door_config)?;
+    if let Some(group) = config.group
+        && door_config.socket.parent() == Some(state.path())
+    {
+        state.open_to_group(group)?;
+    }
     let http = bind(config.http)?;
     warn_of_vain_durability(&config, state.path());
     warn_of_unreachable_socket(&config, &door_config.socket);

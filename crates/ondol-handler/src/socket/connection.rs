@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use ondol_protocol::ControlError;
 use ondol_protocol::wire::{Answer, FrameReader, RequestRef, encode_request};
-use ondol_shm::{recv_with_fds, send_with_fds};
+use ondol_shm::{PeerCredentials, recv_with_fds, send_with_fds};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::SocketOptions;
@@ -74,7 +74,10 @@ impl Connection {
                 result => break result.map_err(absent)?,
             }
         }
-        let server = socket_peercred(&socket).map_err(absent)?.uid.as_raw();
+        let stream = UnixStream::from(socket);
+        let server = PeerCredentials::of(&stream)
+            .map_err(|error| absent(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?
+            .uid;
         let own = rustix::process::geteuid().as_raw();
         if server != own && server != 0 && !trusted.contains(&server) {
             return Err(ControlError::Refused(format!(
@@ -83,7 +86,7 @@ impl Connection {
             )));
         }
         Ok(Self {
-            stream: UnixStream::from(socket),
+            stream,
             frames: FrameReader::new(),
             out: Vec::new(),
             sequence: 0,
