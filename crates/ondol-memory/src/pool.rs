@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use foldhash::fast::RandomState;
 use ondol_plugin::{RegionId, RegionSpan};
 use ondol_shm::{ClientId, Generation, Grant, Location, PageId, StaleReason};
 
@@ -144,9 +145,9 @@ pub struct ApplyError {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ClientGrants {
     /// Each page with the request that it answered.
-    pages: HashMap<PageId, u64>,
+    pages: HashMap<PageId, u64, RandomState>,
     /// The pages that are left of each request's answer.
-    by_request: HashMap<u64, Vec<PageId>>,
+    by_request: HashMap<u64, Vec<PageId>, RandomState>,
 }
 
 /// Regions, pages and free extents of all devices.
@@ -155,7 +156,7 @@ pub struct Pool {
     extents: ExtentAllocator,
     regions: BTreeMap<RegionId, Region>,
     classes: BTreeMap<u64, Class>,
-    granted: HashMap<ClientId, ClientGrants>,
+    granted: HashMap<ClientId, ClientGrants, RandomState>,
     next_region: u64,
     region_bytes: u64,
 }
@@ -172,7 +173,7 @@ impl Pool {
             extents,
             regions: BTreeMap::new(),
             classes: BTreeMap::new(),
-            granted: HashMap::new(),
+            granted: HashMap::default(),
             next_region: 1,
             region_bytes,
         }
@@ -449,6 +450,7 @@ impl Pool {
         let Some(region) = self.regions.get_mut(&id.region) else {
             return;
         };
+        let had_free = !region.free.is_empty();
         let page = &mut region.pages[id.index as usize];
         let last = std::mem::replace(&mut page.state, next);
         match last {
@@ -482,7 +484,9 @@ impl Pool {
             PageState::Retired => {}
         }
         let has_free = !region.free.is_empty();
-        if let Some(class) = self.classes.get_mut(&region.stride) {
+        if has_free != had_free
+            && let Some(class) = self.classes.get_mut(&region.stride)
+        {
             if has_free {
                 class.open.insert(id.region);
             } else {
