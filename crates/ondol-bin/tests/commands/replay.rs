@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::{Place, Said, WATCHDOG};
+use crate::support::{Place, Said, ShmFiles, WATCHDOG};
 
 /// Arguments for a workload of small blocks from three processes.
 fn small<'a>(more: &[&'a str]) -> Vec<&'a str> {
@@ -60,12 +60,17 @@ fn assert_adds_up(figures: &Value) {
     let written = of("stored") + of("already_present");
     assert_eq!(
         of("blocks"),
-        of("block_hits") + written + of("alloc_failures")
+        of("block_hits") + written + of("alloc_failures") + of("duplicates")
     );
     let block_bytes = of("block_bytes");
     assert_eq!(of("bytes_read"), of("block_hits") * block_bytes);
     assert_eq!(of("bytes_verified"), 2 * of("bytes_read"));
-    assert_eq!(of("bytes_written"), written * block_bytes);
+    if of("repeated_calls") == 0 {
+        assert_eq!(of("bytes_written"), written * block_bytes);
+    } else {
+        // What was not stored for certain was written again.
+        assert!(of("bytes_written") >= written * block_bytes);
+    }
     let hit_rate = of("block_hits") as f64 / of("blocks") as f64;
     assert!((figures["hit_rate"].as_f64().unwrap() - hit_rate).abs() < 1e-9);
     for (operation, count) in [
@@ -198,7 +203,22 @@ fn what_cannot_be_is_refused() {
     }
     run(&place, &["replay", "--pool=16MiB", "--policy=fifo"]).refused(1, &["fifo", "lru"]);
     run(&place, &["replay", "--pool=100TiB"]).refused(1, &["100 TiB", "choose a smaller size"]);
-    run(&place, &["replay", "--pool=4MiB", "--block-bytes=8MiB"]).refused(1, &["8388608"]);
+    let said = run(&place, &["replay", "--pool=4MiB", "--block-bytes=8MiB"]);
+    said.refused(1, &["--block-bytes is 8388608", "4194304"]);
+    // Not even a table of nothing.
+    assert!(said.stdout.is_empty());
+    run(&place, &["replay", "--socket=s", "--restarts=1"]).refused(2, &["cannot be used with"]);
+    run(&place, &["replay", "--restarts=5", "--requests=5"]).refused(1, &["--restarts is 5"]);
+    run(
+        &place,
+        &["replay", "--restarts=1", "--pool=memfd:?size=4MiB"],
+    )
+    .refused(1, &["gone with the server", "shm:"]);
+    run(
+        &place,
+        &["replay", "--restarts=1", "--pool=16MiB", "--policy=fifo"],
+    )
+    .refused(1, &["the server ended with"]);
     run(&place, &["replay", "--socket=s"]).refused(1, &["ondol serve"]);
 }
 
@@ -233,7 +253,7 @@ fn a_running_server_keeps_what_was_replayed() {
     assert!(number(&damaged, "verify_failures") > 0);
     said.refused(1, &["replay/seed-42/4096/0", "magic", "did not hold"]);
 
-    let (mut command, _) = replay(&place, &[&all[..], &[MANY]].concat());
+    let (mut command, _) = replay(&place, &[&all[..], &[MANY, "--patience=1"]].concat());
     let mut replaying = Running::start(&mut command);
     replaying.wait_until("a block is stored", || {
         // Besides the one that asks.
@@ -241,9 +261,118 @@ fn a_running_server_keeps_what_was_replayed() {
         clients.as_array().unwrap().len() > 2
     });
     server.end(Signal::KILL);
-    replaying
-        .end()
-        .refused(1, &["instance 0: ", "the server", "figures are missing"]);
+    replaying.end().refused(
+        1,
+        &["instance 0: ", "in vain for 1 s", "figures are missing"],
+    );
+}
+
+#[test]
+fn a_block_that_a_request_names_twice_is_nobody_elses() {
+    let place = Place::new();
+    let line = "{\"timestamp\": 1, \"input_length\": 9, \"output_length\": 1, \"hash_ids\": [1, 1, 2, 1]}\n";
+    place.file("twice.jsonl", [line, line].concat().as_bytes());
+    let args = ["replay", "--json", "--pool=16MiB", "--trace=twice.jsonl"];
+    let replayed = figures(run(&place, &args));
+    for (name, value) in [
+        ("blocks", 8),
+        ("block_hits", 4),
+        ("stored", 2),
+        ("duplicates", 2),
+        ("already_present", 0),
+    ] {
+        assert_eq!(number(&replayed, name), value, "{name}");
+    }
+}
+
+/// Checks that each restart left objects, and that these were hit.
+#[track_caller]
+fn assert_warm(figures: &Value, restarts: usize) {
+    let list = figures["restarts"].as_array().unwrap();
+    assert_eq!(list.len(), restarts, "{figures}");
+    for restart in list {
+        assert!(number(restart, "objects") > 0, "{figures}");
+        assert!(number(restart, "warm_hits") > 0, "{figures}");
+        assert!(restart["seconds_away"].as_f64().unwrap() > 0.0, "{figures}");
+    }
+}
+
+#[test]
+fn a_replay_goes_on_over_restarts_of_its_server_and_removes_the_pool() {
+    let place = Place::new();
+    let pool = ShmFiles::new("replay-restarts");
+    let device = format!("--pool={}", pool.device("64MiB"));
+    for args in [
+        &["--requests=1200", "--restarts=4", &device][..],
+        &["--requests=400", "--restarts=3", "--lockstep", &device],
+    ] {
+        let figures = figures(run(&place, &small(args)));
+        let restarts = if args.len() == 3 { 4 } else { 3 };
+        assert_warm(&figures, restarts);
+        assert_eq!(number(&figures, "failed_instances"), 0);
+        assert!(number(&figures, "repeated_calls") > 0);
+        assert!(!pool.path().exists());
+    }
+    let said = run(
+        &place,
+        &small(&["--requests=600", "--restarts=2"])[..]
+            .iter()
+            .copied()
+            .filter(|arg| *arg != "--json")
+            .collect::<Vec<_>>(),
+    );
+    let text = said.text();
+    assert!(
+        text.contains("WARM HITS") && text.contains("calls repeated"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_replay_with_restarts_that_is_interrupted_leaves_nothing_behind() {
+    let place = Place::new();
+    let pool = ShmFiles::new("replay-interrupted");
+    let device = format!("--pool={}", pool.device("64MiB"));
+    for (signal, restarts) in [
+        (Signal::INT, "--restarts=900"),
+        (Signal::TERM, "--restarts=1"),
+    ] {
+        let (mut command, temporary) = replay(&place, &small(&[MANY, restarts, &device]));
+        let mut running = Running::start(&mut command);
+        let mut processes = Vec::new();
+        let pid = running.pid();
+        running.wait_until("server and instances run", || {
+            processes = children(pid);
+            processes.len() == 4
+        });
+        running.signal(signal);
+        let said = running.end();
+        assert_eq!(said.code, Some(130), "{}", said.stderr);
+        for process in processes {
+            assert_eq!(parent(process), None);
+        }
+        assert_empty(&temporary);
+        assert!(!pool.path().exists());
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_and_started_again_is_waited_for() {
+    let place = Place::new();
+    let pool = ShmFiles::new("replay-waits");
+    let device = pool.device("64MiB");
+    let mut server = place.serve_with(&["--pool", &device]);
+    let socket = place.socket();
+    let args = ["--requests=2000", "--socket", socket.to_str().unwrap()];
+    let (mut command, _) = replay(&place, &small(&args));
+    let mut replaying = Running::start(&mut command);
+    let objects = || number(&place.json(&["stat", "--json"]), "objects");
+    replaying.wait_until("some blocks are stored", || objects() > 100);
+    server.end(Signal::KILL);
+    let _server = place.serve_with(&["--pool", &device]);
+    let figures = figures(replaying.end());
+    assert_warm(&figures, 1);
+    assert_eq!(number(&figures, "requests"), 2000);
 }
 
 /// A replay that runs; killed when dropped.

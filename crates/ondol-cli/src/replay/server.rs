@@ -138,7 +138,7 @@ impl Drop for OwnServer {
             tracing::warn!(%error, "the server of the replay could not be ended");
         }
         if let Err(error) = self.remove_pool() {
-            tracing::warn!(%error, pool = %self.pool, "the pool's files are left behind; `ondol doctor` removes them");
+            tracing::warn!(%error, pool = %self.pool, "the pool's files are left behind; `ondol doctor --clean` removes them");
         }
     }
 }

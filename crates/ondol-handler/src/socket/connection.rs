@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ondol_protocol::ControlError;
 use ondol_protocol::wire::{Answer, FrameReader, RequestRef, encode_request};
-use ondol_shm::{PeerCredentials, recv_with_fds, send_with_fds};
+use ondol_shm::{PeerCredentials, recv_with_fds, send_with_fds_by};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -108,7 +108,8 @@ impl Connection {
             return Ok(Err(error.into()));
         }
         self.sequence += 1;
-        let sent = send_with_fds(&self.stream, &self.out, descriptor.as_slice());
+        let deadline = Instant::now() + self.timeout;
+        let sent = send_with_fds_by(&self.stream, &self.out, descriptor.as_slice(), deadline);
         if self.out.capacity() > KEEP {
             self.out = Vec::new();
         }
@@ -186,7 +187,10 @@ impl Connection {
     }
 
     fn broken(&self, path: &Path, error: &io::Error, sent: bool) -> Broken {
-        if error.kind() == io::ErrorKind::WouldBlock {
+        if matches!(
+            error.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+        ) {
             return Broken {
                 error: ControlError::TimedOut {
                     waited_ms: self.timeout.as_millis().try_into().unwrap_or(u64::MAX),
