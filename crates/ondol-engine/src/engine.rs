@@ -21,8 +21,16 @@ use crate::start::{self, Adopted, Kept, Parts, RestartReport};
 struct Attached {
     /// Its process; 0 for this one.
     pid: u32,
-    /// Whether that has ended, and not all that the client held could be taken back yet.
-    is_dead: bool,
+    standing: Standing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// The directory does not know it yet.
+    Arriving,
+    Here,
+    /// Its process has ended, and not all that it held could be taken back yet.
+    Dead,
 }
 
 /// The thread that loads the objects of the last run.
@@ -104,7 +112,7 @@ impl Engine {
         let clients = adopted.iter().map(|client| {
             let attached = Attached {
                 pid: client.process.as_ref().map_or(0, Process::pid),
-                is_dead: false,
+                standing: Standing::Here,
             };
             (client.id, attached)
         });
@@ -161,7 +169,7 @@ impl Engine {
         };
         let attached = Attached {
             pid: process.map_or(0, Process::pid),
-            is_dead: false,
+            standing: Standing::Arriving,
         };
         self.clients.lock().insert(id, attached);
         if let Err(error) = self.directory.attach(id, who, lease_table.as_fd(), book) {
@@ -171,6 +179,12 @@ impl Engine {
             return Err(failed(error.to_string()));
         }
         drop(next);
+        // Unless it has died since.
+        if let Some(attached) = self.clients.lock().get_mut(&id)
+            && attached.standing == Standing::Arriving
+        {
+            attached.standing = Standing::Here;
+        }
         Ok(self.session(id, lease_table))
     }
 
@@ -216,7 +230,7 @@ impl Engine {
     /// Takes back everything that a dead client held; `None` if the client is not known (any more). What the journal
     /// refuses to record now is taken back when another client comes or figures are asked for.
     pub fn client_died(&self, client: ClientId) -> Option<Reclaimed> {
-        self.clients.lock().get_mut(&client)?.is_dead = true;
+        self.clients.lock().get_mut(&client)?.standing = Standing::Dead;
         match self.directory.detach(client) {
             Ok(reclaimed) => {
                 tracing::info!(
@@ -246,10 +260,15 @@ impl Engine {
             .clients
             .lock()
             .iter()
-            .map(|(client, attached)| (*client, attached.is_dead))
+            .map(|(client, attached)| (*client, attached.standing))
             .collect();
-        for (client, is_dead) in known {
-            if (is_dead || self.directory.is_gone(client))
+        for (client, standing) in known {
+            let is_over = match standing {
+                Standing::Arriving => false,
+                Standing::Here => self.directory.is_gone(client),
+                Standing::Dead => true,
+            };
+            if is_over
                 && !matches!(
                     self.directory.detach(client),
                     Err(DirectoryError::Journal(_))
@@ -324,6 +343,14 @@ impl Engine {
         stats
     }
 
+    /// The client has said that it leaves: it is forgotten at once if it holds nothing, so that no later engine expects it
+    /// back.
+    pub(crate) fn client_left(&self, client: ClientId) {
+        if self.directory.is_gone(client) {
+            self.forget_departed();
+        }
+    }
+
     /// Stops for good: makes objects and log durable and marks that this was a clean stop. Changes are refused from then
     /// on, so clients keep what they hold for the next engine; call it while their sessions are still there. Closing
     /// again does nothing.
@@ -337,6 +364,7 @@ impl Engine {
             return Ok(());
         }
         self.stop_loading();
+        self.forget_departed();
         let Some(kept) = &self.kept else {
             return Ok(());
         };

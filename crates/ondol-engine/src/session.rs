@@ -217,8 +217,9 @@ impl ControlPlane for Session {
         self.engine
             .directory()
             .leave(self.info.id)
-            .map(drop)
-            .map_err(self.explain(0))
+            .map_err(self.explain(0))?;
+        self.engine.client_left(self.info.id);
+        Ok(())
     }
 }
 
@@ -231,6 +232,5 @@ impl Drop for Session {
         // Leases that readers still hold outlive the session; the engine forgets the client when they have ended. A
         // closed engine keeps what its clients hold for the next one: its journal refuses this.
         let _ = self.leave();
-        self.engine.forget_departed();
     }
 }
