@@ -22,6 +22,7 @@
 mod client;
 mod directory;
 mod entry;
+mod ids;
 mod metrics;
 mod pages;
 mod policy;

@@ -11,6 +11,7 @@ use ondol_plugin::Key;
 use ondol_shm::ClientId;
 
 use crate::entry::Entry;
+use crate::ids::Ids;
 use crate::metrics::Counters;
 use crate::pages::Pages;
 use crate::shards::Shards;
@@ -37,9 +38,9 @@ pub(crate) struct State {
     pub(crate) journal: Arc<dyn Journal>,
     policy: &'static Policy,
     /// One instance for each page size.
-    pub(crate) policies: HashMap<u64, Box<dyn EvictionPolicy>>,
+    pub(crate) policies: HashMap<u64, Box<dyn EvictionPolicy>, RandomState>,
     /// Visible objects, as policies know them.
-    pub(crate) objects: HashMap<EntryId, Arc<Entry>, RandomState>,
+    pub(crate) objects: HashMap<EntryId, Arc<Entry>, Ids>,
     pub(crate) pages: Pages,
     /// Objects that were recorded and wait to be durable; they can be neither found nor evicted.
     pub(crate) pending: HashMap<Key, Arc<Entry>, RandomState>,
@@ -65,7 +66,7 @@ impl State {
             pool,
             journal,
             policy,
-            policies: HashMap::new(),
+            policies: HashMap::default(),
             objects: HashMap::default(),
             pages: Pages::default(),
             pending: HashMap::default(),

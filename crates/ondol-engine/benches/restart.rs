@@ -16,7 +16,8 @@ use ondol_shm::{LeaseSlots, Location, ObjectMeta};
 use xxhash_rust::xxh3::xxh3_64;
 
 const PAGE: u64 = 64;
-const BATCH: u64 = 1000;
+/// As many as a handler asks for and commits at once.
+const BATCH: u64 = 64;
 const ROUNDS: usize = 5;
 
 fn key(index: u64) -> anyhow::Result<Key> {

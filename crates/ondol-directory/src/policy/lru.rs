@@ -3,6 +3,8 @@ use std::ops::ControlFlow;
 use hashlink::LinkedHashSet;
 use ondol_catalog::{EntryId, EvictionPolicy, POLICIES, Policy, linkme::distributed_slice};
 
+use crate::ids::Ids;
+
 #[distributed_slice(POLICIES)]
 #[linkme(crate = ondol_catalog::linkme)]
 static LRU: Policy = Policy {
@@ -13,7 +15,7 @@ static LRU: Policy = Policy {
 
 /// Entries from the least to the most recently used.
 #[derive(Debug, Default)]
-struct Lru(LinkedHashSet<EntryId>);
+struct Lru(LinkedHashSet<EntryId, Ids>);
 
 impl EvictionPolicy for Lru {
     fn inserted(&mut self, entry: EntryId) {
