@@ -11,6 +11,9 @@ use tempfile::TempDir;
 
 use crate::{Actor, SHM, WATCHDOG, bytes_below, files_below, shared_files};
 
+/// Small, so that a log has several files.
+const LOG_SEGMENT: &str = "--log-segment=256KiB";
+
 /// A pool and a state directory that outlive the servers that use them; both go when this is dropped.
 #[derive(Debug)]
 pub struct Place {
@@ -49,7 +52,7 @@ impl Place {
     /// # Panics
     /// If there is no temporary directory.
     pub fn shm(mib: u64) -> Self {
-        Self::new(mib, |_, tag| format!("shm:{tag}"))
+        Self::new(mib, |_, tag| format!("shm:{tag}?"))
     }
 
     /// A pool of so many MiB in files of a directory.
@@ -57,7 +60,10 @@ impl Place {
     /// # Panics
     /// If there is no temporary directory.
     pub fn files(mib: u64) -> Self {
-        Self::new(mib, |dir, _| format!("dir:{}", dir.join("pool").display()))
+        Self::new(mib, |dir, _| {
+            fs::create_dir(dir.join("pool")).expect("a new directory");
+            format!("dir:{}?region=2MiB&", dir.join("pool").display())
+        })
     }
 
     /// A pool of so many MiB of huge pages; nothing, with the reason printed, where there are not as many free.
@@ -75,7 +81,7 @@ impl Place {
         let free = free.ok().and_then(|text| text.trim().parse::<u64>().ok());
         match (mount, free) {
             (Some(mount), Some(free)) if free >= mib / 2 => Some(Self::new(mib, |_, tag| {
-                format!("hugetlb:{mount}/{tag}")
+                format!("hugetlb:{mount}/{tag}?")
             })),
             found => {
                 println!("SKIPPED: {mib} MiB of huge pages are not to be had: {found:?}");
@@ -101,7 +107,7 @@ impl Place {
 
     /// The device, of so many MiB.
     pub fn device(&self, mib: u64) -> String {
-        format!("{}?size={mib}MiB", self.pool)
+        format!("{}size={mib}MiB", self.pool)
     }
 
     fn arguments(&self, device: &str, more: &[&str]) -> Vec<String> {
@@ -111,8 +117,9 @@ impl Place {
             "--pool",
             device,
             "--region-size=2MiB",
-            &format!("--share-limit={}MiB", self.mib),
+            &format!("--share-limit={}MiB", 2 * self.mib),
             "--http=off",
+            LOG_SEGMENT,
             "--state-dir",
             &state.to_string_lossy(),
         ]
@@ -215,7 +222,7 @@ impl Drop for Place {
         }
         if let Some(path) = self.pool.strip_prefix("hugetlb:") {
             for end in ["", ".owner"] {
-                let _ = fs::remove_file(format!("{path}{end}"));
+                let _ = fs::remove_file(format!("{}{end}", path.trim_end_matches('?')));
             }
         }
     }
@@ -247,12 +254,14 @@ impl ServerProcess {
     /// If it does not start.
     pub fn start_with(program: &str, dir: &Path, mib: u64, more: &[&str]) -> Self {
         let state = dir.join("state");
+        fs::create_dir_all(dir.join("pool")).expect("a directory");
         let fixed = [
             "serve".to_owned(),
-            format!("--pool=dir:{}?size={mib}MiB", dir.join("pool").display()),
+            format!("--pool=dir:{}?region=2MiB&size={mib}MiB", dir.join("pool").display()),
             "--region-size=2MiB".to_owned(),
-            format!("--share-limit={mib}MiB"),
+            format!("--share-limit={}MiB", 2 * mib),
             "--http=off".to_owned(),
+            LOG_SEGMENT.to_owned(),
             format!("--state-dir={}", state.display()),
         ];
         let more = more.iter().map(|more| (*more).to_owned());

@@ -65,6 +65,7 @@ fn no_call_hangs_or_lies_when_the_server_was_killed() {
     let server = ServerProcess::start(ACTOR, dir.path(), 4);
     let handler = Handler::connect(server.socket(), plain(&[PAGE])).unwrap();
     put(&handler, "k", 1);
+    assert!(handler.pin(&key("k")).unwrap());
     let object = get(&handler, "k");
     let mut page = handler.alloc(PAGE as usize).unwrap();
     server.kill();
@@ -84,6 +85,7 @@ fn no_call_hangs_or_lies_when_the_door_was_closed() {
     let server = Server::start(4);
     let handler = server.handler(plain(&[PAGE]));
     put(&handler, "k", 1);
+    assert!(handler.pin(&key("k")).unwrap());
     let object = get(&handler, "k");
     server.stop();
     all_calls_fail(&handler);

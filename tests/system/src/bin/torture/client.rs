@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
@@ -73,7 +74,8 @@ struct Gate {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Run,
-    Pause { waiting: u64 },
+    /// The how manieth time, and how many threads wait.
+    Pause { time: u64, waiting: u64 },
     End,
 }
 
@@ -83,6 +85,8 @@ struct Shared {
     /// Counts the handler's own reconnections, which take its pages and pins away. Held shared during every call.
     line: RwLock<u64>,
     gate: Gate,
+    /// Odd while the handler reconnects, which readers are not kept from.
+    turns: AtomicU64,
     names: u64,
 }
 
@@ -132,6 +136,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             open: Mutex::new(State::Run),
             changed: Condvar::new(),
         },
+        turns: AtomicU64::new(0),
         names: args.names,
     });
     let threads: Vec<_> = (0..THREADS)
@@ -188,8 +193,14 @@ impl Gate {
     /// Waits until all threads wait.
     fn pause(&self) {
         let mut state = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = State::Pause { waiting: 0 };
-        while !matches!(*state, State::Pause { waiting } if waiting >= THREADS) {
+        // Those that wait already look at everything again.
+        let time = match *state {
+            State::Pause { time, .. } => time + 1,
+            State::Run | State::End => 0,
+        };
+        *state = State::Pause { time, waiting: 0 };
+        self.changed.notify_all();
+        while !matches!(*state, State::Pause { waiting, .. } if waiting >= THREADS) {
             state = self
                 .changed
                 .wait(state)
@@ -201,20 +212,21 @@ impl Gate {
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) == State::Run
     }
 
-    /// Waits while it is closed; whether to go on.
+    /// Waits until it is told something else; whether there is anything to do.
     fn pass(&self) -> bool {
         let mut state = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let State::Pause { waiting } = &mut *state {
+        if let State::Pause { time, waiting } = &mut *state {
+            let now = *time;
             *waiting += 1;
             self.changed.notify_all();
+            while matches!(*state, State::Pause { time, .. } if time == now) {
+                state = self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
         }
-        while matches!(*state, State::Pause { .. }) {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        *state == State::Run
+        *state != State::End
     }
 }
 
@@ -227,6 +239,7 @@ impl Worker {
                     self.verify_all();
                     return;
                 }
+                continue;
             }
             self.step();
         }
@@ -483,10 +496,10 @@ impl Worker {
 
     fn retrieve(&mut self) {
         let name = self.any_name();
-        let from = now();
+        let (turn, from) = (self.turn(), now());
         match self.shared.handler.retrieve(&key(&name)) {
             Ok(object) => self.seen(name, object, from, now()),
-            Err(error) => self.excuse_reader("retrieve", &error),
+            Err(error) => self.excuse_reader("retrieve", turn, &error),
         }
     }
 
@@ -495,7 +508,7 @@ impl Worker {
             .map(|_| self.any_name())
             .collect();
         let keys: Vec<_> = names.iter().map(|name| key(name)).collect();
-        let from = now();
+        let (turn, from) = (self.turn(), now());
         match self.shared.handler.batch_retrieve(&keys) {
             Ok(objects) => {
                 let to = now();
@@ -503,15 +516,19 @@ impl Worker {
                     self.seen(name, object, from, to);
                 }
             }
-            Err(error) => self.excuse_reader("batch_retrieve", &error),
+            Err(error) => self.excuse_reader("batch_retrieve", turn, &error),
         }
     }
 
-    /// A reader is not kept from a handler that is being closed by another thread.
-    fn excuse_reader(&mut self, doing: &str, error: &HandlerError) {
-        if !matches!(error, HandlerError::Closed) {
+    /// What a reader meets while another thread closes the handler is no fault.
+    fn excuse_reader(&mut self, doing: &str, turn: u64, error: &HandlerError) {
+        if turn.is_multiple_of(2) && self.turn() == turn {
             self.excuse(doing, error);
         }
+    }
+
+    fn turn(&self) -> u64 {
+        self.shared.turns.load(Ordering::SeqCst)
     }
 
     fn verify_object(&self, index: usize) {
@@ -589,7 +606,7 @@ impl Worker {
                     (Ok(_), None) => {}
                 }
             }
-            Err(error) => self.excuse_reader("retrieve a pinned object", &error),
+            Err(error) => self.excuse("retrieve a pinned object", &error),
         }
     }
 
@@ -684,8 +701,9 @@ impl Worker {
 
     fn exists(&mut self) {
         let name = self.any_name();
+        let turn = self.turn();
         if let Err(error) = self.shared.handler.exists(&key(&name)) {
-            self.excuse_reader("exists", &error);
+            self.excuse_reader("exists", turn, &error);
         }
     }
 
@@ -694,9 +712,13 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let mut line = shared.line.write().unwrap_or_else(PoisonError::into_inner);
         *line += 1;
+        shared.turns.fetch_add(1, Ordering::SeqCst);
         loop {
             match shared.handler.reconnect() {
-                Ok(()) => return,
+                Ok(()) => {
+                    shared.turns.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
                 Err(error) => {
                     self.excuse("reconnect", &error);
                     if !self.shared.gate.is_open() {

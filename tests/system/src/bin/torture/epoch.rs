@@ -198,7 +198,7 @@ impl Run {
             device,
             durability,
             roomy,
-            pool_bytes: if roomy { 64 * MIB } else { 12 * MIB },
+            pool_bytes: if roomy { 64 * MIB } else { 8 * MIB },
             names: if roomy { 400 } else { 2000 },
             small_disk: self.may_mount && turn % 3 == 1,
         }
@@ -207,6 +207,9 @@ impl Run {
     fn epoch(&mut self, dir: &Path) -> Found {
         let settings = self.settings();
         fs::create_dir_all(dir)?;
+        if settings.device == Device::Dir {
+            fs::create_dir(dir.join("pool"))?;
+        }
         let tag = format!("torture-{}-{}", std::process::id(), self.report.epochs);
         let mut disk = None;
         if settings.small_disk {
@@ -277,7 +280,7 @@ impl Epoch<'_> {
         let size = self.settings.pool_bytes;
         let pool = match self.settings.device {
             Device::Shm => format!("shm:{}?size={size}", self.tag),
-            Device::Dir => format!("dir:{}?size={size}", self.dir.join("pool").display()),
+            Device::Dir => format!("dir:{}?region=2MiB&size={size}", self.dir.join("pool").display()),
         };
         let durability = match self.settings.durability {
             Durability::None => "none",
@@ -288,7 +291,7 @@ impl Epoch<'_> {
             "--pool",
             &pool,
             "--region-size=2MiB",
-            &format!("--share-limit={size}"),
+            &format!("--share-limit={}", 2 * size),
             "--durability",
             durability,
             "--http=off",
@@ -380,6 +383,7 @@ impl Epoch<'_> {
         let pause = Duration::from_millis(random.below(40));
         let client_dies_meanwhile = random.once_in(4);
 
+        let t0 = Instant::now();
         // The server of the last round goes, and one that is armed comes.
         self.end_server(if clean { Signal::TERM } else { Signal::KILL })?;
         if client_dies_meanwhile {
@@ -393,11 +397,15 @@ impl Epoch<'_> {
             self.start_on_full_disk()?;
         }
         self.start_server(false, shot)?;
+        let t1 = Instant::now();
         self.until_ready(false)?;
         self.ensure_server()?;
+        let t2 = Instant::now();
         self.check()?;
+        let t3 = Instant::now();
         self.replenish()?;
         self.go();
+        eprintln!("down {:?} ready {:?} check {:?}", t1 - t0, t2 - t1, t3 - t2);
 
         let begun = Instant::now();
         for (at, event) in plan {
