@@ -148,3 +148,40 @@ proptest! {
         let _ = read_change(kind, &payload);
     }
 }
+
+/// The example of `docs/log.md`.
+#[test]
+fn the_format_stays_what_it_is() {
+    let pool = PoolId(std::array::from_fn(|at| at as u8));
+    let change = Change::Grant {
+        grant: Grant {
+            page: PageId {
+                region: RegionId(1),
+                index: 300,
+            },
+            generation: Generation(2),
+        },
+        client: ClientId(3),
+        request: 4,
+    };
+    let mut bytes = Vec::new();
+    let start = begin_record(&mut bytes);
+    let kind = put_change(&mut bytes, &change);
+    finish_record(&mut bytes, start, kind, 64, 64, &Identity::new(pool));
+    let header = format::FileHeader {
+        magic: format::SEGMENT_MAGIC,
+        pool,
+        position: 0,
+        len: 64 << 20,
+    };
+    let hex = |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02x}")).collect() };
+    assert_eq!(
+        hex(&header.encode()),
+        "4f4e444f4c4c4f470100000000000000000102030405060708090a0b0c0d0e0f\
+         000000000000000000000004000000000000000000000000f256bef8b7212a34"
+    );
+    assert_eq!(
+        hex(&bytes),
+        "36e9a0199037349a060003010000000001ac020203040000"
+    );
+}
