@@ -16,9 +16,10 @@ use fake::{FakeEngine, Helper, Server, wait};
 use ondol_plugin::{Key, KeyTag};
 use ondol_protocol::ControlError;
 use ondol_protocol::wire::{Answer, Op, RequestRef, encode_request};
-use ondol_server::{DoorConfig, House, StateDir, UnixDoor};
+use ondol_server::{DoorConfig, House, ServerError, StateDir, UnixDoor};
 use ondol_shm::{MAX_FDS, send_with_fds};
 use raw::{Raw, hello, refusal};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 const MIB: usize = 1 << 20;
@@ -136,14 +137,14 @@ fn an_answer_that_takes_too_much_is_an_error_and_costs_its_connection() {
 #[test]
 fn a_client_that_takes_its_answer_a_little_at_a_time_does_not_hold_the_door_for_long() {
     let server = Server::start_with(FakeEngine::with_regions(1, 2000), |config| {
-        config.write_timeout = Duration::from_millis(200);
+        config.write_timeout = Duration::from_secs(1);
     });
     let (mut raw, _) = Raw::greeted(server.door.socket(), 1);
     let mut out = Vec::new();
     encode_request(&mut out, 1, RequestRef::Regions { after: 0 }).unwrap();
     raw.send(&out);
-    // Some room every few milliseconds, and eight megabytes to go.
-    let mut some = [0; 8 << 10];
+    // Some room again long before the time is up, but eight megabytes to go.
+    let mut some = [0; 16 << 10];
     let mut taken = 0;
     loop {
         thread::sleep(Duration::from_millis(5));
@@ -327,4 +328,32 @@ fn servers_of_different_state_directories_do_not_take_each_others_socket() {
     });
     assert_eq!(doors.len(), 1);
     Raw::greeted(&socket, 1);
+}
+
+#[test]
+fn a_socket_that_is_about_to_listen_is_not_one_that_is_left_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    // What another server does when it opens its door: lock, bind, and after a while listen.
+    let lock = fs::File::open(dir.path()).unwrap();
+    lock.lock().unwrap();
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    let address = SocketAddrUnix::new(&path).unwrap();
+    rustix::net::bind(&socket, &address).unwrap();
+    thread::scope(|scope| {
+        let door = scope.spawn(|| {
+            let state = StateDir::lock(&dir.path().join("state")).unwrap();
+            let house: Arc<dyn House> = FakeEngine::new(1);
+            UnixDoor::open(house, &state, DoorConfig::new(&path)).map(drop)
+        });
+        thread::sleep(Duration::from_millis(100));
+        rustix::net::listen(&socket, 1).unwrap();
+        drop(lock);
+        let error = door.join().unwrap().unwrap_err();
+        assert!(
+            matches!(error, ServerError::SocketInUse { .. }),
+            "{error:?}"
+        );
+    });
+    std::os::unix::net::UnixStream::connect(&path).unwrap();
 }

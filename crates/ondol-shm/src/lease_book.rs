@@ -338,6 +338,7 @@ mod tests {
     use crate::{LeaseLedger, LeaseRefusal, LeaseSlots, create_lease_table};
     use std::env;
     use std::os::unix::fs::MetadataExt;
+    use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, Stdio};
     use std::time::Duration;
 
@@ -474,7 +475,7 @@ mod tests {
         assert_eq!(LeaseBook::open(&path).unwrap().1.len(), 1);
     }
 
-    /// What this binary does as a child of the two tests below.
+    /// What this binary does as a child of the tests below.
     #[test]
     fn writing_child() {
         let Some(path) = env::var_os(BOOK) else {
@@ -496,6 +497,13 @@ mod tests {
             book.write(lease(slot, 1), &location(9)).unwrap();
             println!("\nfilled at {slot}");
             return;
+        }
+        if let Some(place) = env::var_os("ONDOL_TEST_PLACE") {
+            let order = format!("{}=kill@2", place.to_str().unwrap());
+            ondol_catalog::arm_failpoints(&order).unwrap();
+            book.write(lease(0, 1), &location(1)).unwrap();
+            book.write(lease(0, 2), &location(2)).unwrap();
+            panic!("the second lease did not end this process");
         }
         for number in 1.. {
             for slot in 0..4 {
@@ -543,6 +551,29 @@ mod tests {
             fs::remove_file(&path).unwrap();
         }
         assert!(whole > 0);
+    }
+
+    #[test]
+    fn a_server_that_is_killed_between_two_stores_leaves_no_mixture() {
+        for (place, expected) in [
+            ("lease.entry_open", None),
+            ("lease.entry_filled", None),
+            ("lease.booked", Some(2)),
+        ] {
+            let (_dir, path) = book();
+            let status = child(&path)
+                .env("ONDOL_TEST_PLACE", place)
+                .status()
+                .unwrap();
+            assert_eq!(status.signal(), Some(libc::SIGKILL), "{place}");
+            let leases = LeaseBook::open(&path).unwrap().1;
+            let expected = expected.map(|number| BookedLease {
+                lease: lease(0, number),
+                page: location(number).page,
+                generation: Generation(number),
+            });
+            assert_eq!(leases, Vec::from_iter(expected), "{place}");
+        }
     }
 
     #[test]
