@@ -12,7 +12,7 @@
 //! | exit code | meaning |
 //! |---|---|
 //! | 0 | done; also when `put` finds its key there already |
-//! | 1 | refused or failed, as the message says; also when `get` or `rm` finds no such object |
+//! | 1 | refused or failed, as the message says; also when `get` or `rm` finds no such object, or `doctor` something that needs attention |
 //! | 2 | the command line is wrong |
 //! | 78 | the linked plugins are not the expected ones; nothing was done |
 //! | 130 | a signal has ended `replay`; its figures are those of what was done |

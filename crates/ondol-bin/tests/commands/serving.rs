@@ -141,14 +141,14 @@ fn however_a_server_ends_the_next_one_has_its_objects() {
     let files = ShmFiles::new("warm");
     let device = files.device("8MiB");
     let place = Place::new();
-    let mut stored = 0;
-    for signal in [
+    let signals = [
         Signal::TERM,
         Signal::KILL,
         Signal::INT,
         Signal::KILL,
         Signal::HUP,
-    ] {
+    ];
+    for (stored, signal) in signals.into_iter().enumerate() {
         let mut server = place.serve_with(&["--pool", &device]);
         let start = if stored == 0 { "empty" } else { "warm" };
         assert_eq!(server.ready_with("start"), start);
@@ -158,10 +158,8 @@ fn however_a_server_ends_the_next_one_has_its_objects() {
             assert_eq!(place.text(&["get", &key]), format!("the object {key}"));
         }
         let object = format!("the object {stored}");
-        place
-            .run_with(&["put", &stored.to_string()], object.as_bytes())
-            .text();
-        stored += 1;
+        let put = place.run_with(&["put", &stored.to_string()], object.as_bytes());
+        put.text();
         server.end(signal);
     }
     assert_eq!(fs::metadata(files.path()).unwrap().len(), 8 << 20);

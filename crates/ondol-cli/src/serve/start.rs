@@ -96,9 +96,7 @@ fn engine_config(config: Config, state: &StateDir) -> anyhow::Result<EngineConfi
     let mut persistence = Persistence::new(state.path());
     persistence.durability = config.durability;
     persistence.fresh = config.fresh;
-    persistence.log.segment_bytes = config
-        .log_segment
-        .unwrap_or(persistence.log.segment_bytes);
+    persistence.log.segment_bytes = config.log_segment.unwrap_or(persistence.log.segment_bytes);
     persistence.log.compact_bytes = config.log_compact;
     engine.persistence = Some(persistence);
     let options = &mut engine.device_options;

@@ -175,8 +175,10 @@ fn what_is_no_http_or_too_long_is_refused_and_the_door_stays_open() {
 
 #[test]
 fn whoever_is_slow_is_cut_off_and_holds_up_nobody() {
-    let mut config = HttpConfig::default();
-    config.header_timeout = Duration::from_millis(200);
+    let config = HttpConfig {
+        header_timeout: Duration::from_millis(200),
+        ..HttpConfig::default()
+    };
     let door = door_with(&Fake::new(), config);
     let mut silent = connect(&door);
     let mut slow = connect(&door);
@@ -191,10 +193,12 @@ fn whoever_is_slow_is_cut_off_and_holds_up_nobody() {
 
 #[test]
 fn too_many_connections_cost_the_oldest_ones() {
-    let mut config = HttpConfig::default();
-    config.max_connections = 4;
-    config.header_timeout = WATCHDOG;
-    config.timeout = WATCHDOG;
+    let config = HttpConfig {
+        max_connections: 4,
+        header_timeout: WATCHDOG,
+        timeout: WATCHDOG,
+        ..HttpConfig::default()
+    };
     let door = door_with(&Fake::new(), config);
     let mut silent: Vec<_> = (0..20).map(|_| connect(&door)).collect();
     assert_eq!(parts(&ask(&door, "GET /healthz")), (200, "ok\n"));
@@ -244,8 +248,10 @@ fn figures_that_cannot_be_gathered_are_an_answer_too() {
 #[test]
 fn a_stopped_door_has_given_its_address_back_whoever_still_waits() {
     let fake = Fake::new();
-    let mut config = HttpConfig::default();
-    config.stop_timeout = Duration::from_millis(100);
+    let config = HttpConfig {
+        stop_timeout: Duration::from_millis(100),
+        ..HttpConfig::default()
+    };
     let door = door_with(&fake, config);
     let mut silent = connect(&door);
     let mut waiting = connect(&door);
