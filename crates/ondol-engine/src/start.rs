@@ -405,7 +405,7 @@ impl Start<'_> {
                 %client,
                 pins = reclaimed.pins,
                 grants = reclaimed.grants,
-                "took back what a client held whose process ended while there was no server"
+                "a client is forgotten that died while there was no server, or that held nothing"
             );
         }
         if !adopted.is_empty() || recovery.unmatched > 0 {
@@ -524,6 +524,13 @@ impl Start<'_> {
                     path,
                     reason: error.to_string(),
                 })?;
+            let holds_nothing =
+                leases.is_empty() && client.pins.is_empty() && image.pool.granted_to(id).0 == 0;
+            if holds_nothing {
+                // Perhaps it never learned its name: the answer may have been lost with the last server. If it did, it
+                // loses nothing by becoming a new client.
+                continue;
+            }
             held.push(AdoptedClient { id, book, leases });
             adopted.push(Adopted {
                 id,

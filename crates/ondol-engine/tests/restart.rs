@@ -713,6 +713,32 @@ fn a_closed_engine_keeps_what_its_clients_hold_and_changes_nothing() {
 }
 
 #[test]
+fn only_a_client_that_holds_something_is_expected_back() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    let engine = setup.open();
+    let [left, idle, granted] =
+        [3, 4, 5].map(|instance| Client::new(engine.attach(None, [instance; 16]).unwrap()));
+    left.grant(1, 1).unwrap();
+    let grants = left.grant(1, 1).unwrap();
+    left.session.return_pages(&grants).unwrap();
+    left.session.leave().unwrap();
+    granted.grant(1, 1).unwrap();
+    assert_eq!(
+        std::fs::read_dir(site.path("state/leases"))
+            .unwrap()
+            .count(),
+        2,
+        "the book of the client that left is still there"
+    );
+    engine.close().unwrap();
+    drop((left, idle, granted, engine));
+    let engine = setup.open();
+    let expected: Vec<_> = engine.take_adopted().iter().map(|it| it.instance).collect();
+    assert_eq!(expected, [[5; 16]]);
+}
+
+#[test]
 fn state_lies_where_only_its_owner_looks() {
     use std::os::unix::fs::PermissionsExt;
     let site = Site::new();
