@@ -72,7 +72,7 @@ impl State {
             if shards.is_loading() {
                 return Err(NoRoom::Loading);
             }
-            let victim = self.victim(stride);
+            let victim = self.victims(stride, 1).pop();
             let pages_per_region = self
                 .pool
                 .region_len(stride)
@@ -94,17 +94,20 @@ impl State {
                 (Some(victim), _) => {
                     // A few at once, so that the next grants find free pages without another search.
                     let share = class_pages(self) / 64;
-                    let mut next = Some(victim);
+                    let enough = wanted.min(share.max(1)) as usize;
+                    let victims = if enough > 1 {
+                        self.victims(stride, enough)
+                    } else {
+                        vec![victim]
+                    };
                     let mut evicted = 0;
-                    while let Some(victim) = next {
+                    for victim in victims {
                         if self.remove(shards, &victim, RemoveReason::Evicted, false)?
                             == Removal::Removed
                         {
                             counters.evictions.increment();
                             evicted += 1;
                         }
-                        let enough = evicted >= wanted.min(share.max(1));
-                        next = if enough { None } else { self.victim(stride) };
                     }
                     *self.hunger.entry(stride).or_default() += evicted;
                     if evicted > 0 {
@@ -147,19 +150,22 @@ impl State {
         Ok(!idle.is_empty())
     }
 
-    /// The object that the policy gives up first among those that nobody holds.
-    fn victim(&self, stride: u64) -> Option<Arc<Entry>> {
-        let mut victim = None;
-        self.policies
-            .get(&stride)?
-            .victims(&mut |id| match self.objects.get(&id) {
-                Some(entry) if !entry.is_held() => {
-                    victim = Some(Arc::clone(entry));
-                    ControlFlow::Break(())
-                }
-                _ => ControlFlow::Continue(()),
-            });
-        victim
+    /// The objects that the policy gives up first among those that nobody holds.
+    fn victims(&self, stride: u64, count: usize) -> Vec<Arc<Entry>> {
+        let mut victims = Vec::new();
+        let Some(policy) = self.policies.get(&stride) else {
+            return victims;
+        };
+        policy.victims(&mut |id| {
+            let entry = self.objects.get(&id).filter(|entry| !entry.is_held());
+            victims.extend(entry.cloned());
+            if victims.len() < count {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        victims
     }
 
     /// When an object of the region was last used; `None` if the region cannot be drained now.
