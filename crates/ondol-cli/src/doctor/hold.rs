@@ -12,11 +12,8 @@ use rustix::fs::OFlags;
 pub(super) enum Hold {
     /// A process that runs, with its number where the file tells.
     Running(Option<u32>),
-    /// Nobody; a process whose number this is had it last. Nobody takes it while the file is open.
-    Free(
-        Option<u32>,
-        #[expect(dead_code, reason = "held for its lock")] File,
-    ),
+    /// Nobody; a process whose number this is had it last. Nobody takes it while there is a file here.
+    Free(Option<u32>, Option<File>),
     /// Nobody ever.
     Never,
 }
@@ -37,10 +34,23 @@ impl Hold {
             .ok()
             .and_then(|text| text.trim().parse().ok());
         match lock.try_lock_shared() {
-            Ok(()) => Ok(Self::Free(pid, lock)),
+            Ok(()) => Ok(Self::Free(pid, Some(lock))),
             Err(TryLockError::WouldBlock) => Ok(Self::Running(pid)),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+}
+
+impl Hold {
+    /// Lets servers start again.
+    pub(super) fn let_go(&mut self) {
+        if let Self::Free(_, lock) = self {
+            *lock = None;
+        }
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self, Self::Running(_))
     }
 }
 

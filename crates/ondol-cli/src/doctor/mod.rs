@@ -7,7 +7,7 @@ mod report;
 mod state;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -53,7 +53,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         true => remove::remove(&state_dir, &env)?,
         false => Vec::new(),
     };
-    let (mut report, _hold) = examine(state_dir, &env)?;
+    let mut hold = hold(&state_dir)?;
+    if !args.clean {
+        // Who only looks keeps no server from starting.
+        hold.let_go();
+    }
+    let mut report = examine(&state_dir, &hold, &env)?;
+    if !args.clean && !hold.is_running() {
+        let mut now = self::hold(&state_dir)?;
+        now.let_go();
+        if now.is_running() {
+            // A server has started meanwhile, and what was seen of its directory is no longer so.
+            report = examine(&state_dir, &now, &env)?;
+        }
+    }
     report.removed = removed;
     if args.clean {
         clean(&mut report);
@@ -68,16 +81,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Looks at everything. While the answer's second part lives, no server starts in the state directory.
-fn examine(state_dir: PathBuf, env: &DeviceEnv) -> anyhow::Result<(Report, Hold)> {
+fn hold(state_dir: &Path) -> anyhow::Result<Hold> {
+    Hold::of(state_dir).with_context(|| format!("cannot look at {}", state_dir.display()))
+}
+
+/// Looks at everything.
+fn examine(state_dir: &Path, hold: &Hold, env: &DeviceEnv) -> anyhow::Result<Report> {
     let mut report = Report {
-        state_dir,
+        state_dir: state_dir.to_owned(),
         ..Report::default()
     };
-    let hold = Hold::of(&report.state_dir)
-        .with_context(|| format!("cannot look at {}", report.state_dir.display()))?;
     let leftovers = find_leftovers(env)?;
-    state::examine(&mut report, &hold, &leftovers)?;
+    state::examine(&mut report, hold, &leftovers)?;
     for leftover in leftovers {
         report_leftover(&mut report, leftover);
     }
@@ -89,7 +104,7 @@ fn examine(state_dir: PathBuf, env: &DeviceEnv) -> anyhow::Result<(Report, Hold)
         let cure = Cure::Replay(path, held);
         report.find(what, "run `ondol doctor --clean`", true, Some(cure));
     }
-    Ok((report, hold))
+    Ok(report)
 }
 
 fn report_leftover(report: &mut Report, leftover: Leftover) {

@@ -37,7 +37,7 @@ pub(super) fn examine(
         Err(error) if is_absence(&error) => return Ok(()),
         Err(error) => return Err(error).context(format!("cannot look at {}", dir.display())),
     };
-    let is_running = matches!(hold, Hold::Running(_));
+    let is_running = hold.is_running();
     examine_modes(report, &dir, &stat);
     examine_socket(report, &dir, is_running);
     examine_drafts(report, &dir, is_running);
