@@ -18,6 +18,12 @@ use super::progress::Progress;
 use super::walk::{Rest, Route, Walk, examine_rest, walk};
 use crate::{Image, Pool};
 
+/// A log has at least so many bytes for each object that it adds, nearly always; it saves growing the table again and
+/// again.
+const BYTES_PER_OBJECT: u64 = 96;
+/// No more objects than this are expected, as most of a log may speak of objects that are gone.
+const MOST_EXPECTED: u64 = 1 << 20;
+
 /// What was found, and what to go on with.
 #[derive(Debug)]
 pub(super) struct Found {
@@ -56,7 +62,7 @@ pub(super) fn recover(
     for draft in &listing.drafts {
         files::remove_file(draft)?;
     }
-    let (checkpoint, image) = load_checkpoint(dir, &listing, identity, empty)?;
+    let (checkpoint, mut image) = load_checkpoint(dir, &listing, identity, empty)?;
     let never = AtomicBool::new(false);
     let route = Route {
         dir,
@@ -71,7 +77,10 @@ pub(super) fn recover(
         .filter(|(first, _)| *first >= route.from);
     let bytes = bytes
         .filter_map(|(_, path)| Some(fs::metadata(path).ok()?.len()))
-        .sum();
+        .sum::<u64>();
+    image
+        .objects
+        .reserve((bytes / BYTES_PER_OBJECT).min(MOST_EXPECTED) as usize);
     let mut progress = Progress::begin("the log", dir, bytes);
     let (image, walked) = replay(route, image, &mut progress)?;
     let rest = examine_rest(route, &listing, &walked)?;

@@ -24,7 +24,8 @@ pub(super) struct Chunk {
     pub(super) changes: Vec<(u64, Change)>,
 }
 
-const CHUNK: usize = 4096;
+/// Changes handed on at once: few enough to stay in the processor's cache, many enough to be worth a wake-up.
+const CHUNK: usize = 1024;
 
 /// What a walk along the chain of records found.
 #[derive(Debug)]
