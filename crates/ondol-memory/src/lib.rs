@@ -18,8 +18,8 @@ pub use extent::{Arena, Extent, ExtentAllocator, NotAllocated, REGION_ALIGNMENT}
 pub use image::{ClientRecord, Image, StoredObject};
 pub use journal::{Change, Journal, JournalError, NoJournal, Position, RemoveReason};
 pub use log::{
-    CheckpointReport, ClientReport, Durability, Log, LogError, LogOptions, LogReport, LogStats, PoolRecord, Recovered,
-    SegmentReport, UnknownDurability, inspect_log,
+    CheckpointReport, ClientReport, Durability, Log, LogError, LogOptions, LogReport, LogStats,
+    PoolRecord, Recovered, SegmentReport, UnknownDurability, inspect_log,
 };
 pub use pool::{ApplyError, MIN_PAGE_BYTES, PageState, Pool, Region};
 pub use size::*;
