@@ -27,8 +27,9 @@ fn append_until_killed() {
         durability: Durability::Fsync,
         ..tiny()
     };
-    let (log, mut world) = match Log::exists(dir).unwrap() {
-        false => {
+    let is_first = !Log::exists(dir).unwrap();
+    let (log, mut world) = match is_first {
+        true => {
             fs::write(dir.join("left behind.draft"), b"of an older log").unwrap();
             let record = PoolRecord {
                 pool: POOL,
@@ -40,7 +41,7 @@ fn append_until_killed() {
             let log = Log::create(dir, POOL, &world::pool(), options).unwrap();
             (log, World::new())
         }
-        true => {
+        false => {
             let Recovered { log, image, .. } = recover(dir, options).unwrap();
             (log, World { image })
         }
@@ -53,6 +54,9 @@ fn append_until_killed() {
         }
         log.flush(log.position()).unwrap();
         writeln!(out, "told {step}").unwrap();
+    }
+    if is_first {
+        wait_until("a checkpoint", || log.stats().checkpoints > 0);
     }
     log.close().unwrap();
 }
@@ -160,6 +164,10 @@ fn a_kill_between_any_two_steps_loses_nothing_that_was_told() {
                     World::new()
                 }
             };
+            // A segment that was made ahead, were it ever so far, so that there is something to sweep.
+            if Log::exists(dir.path()).unwrap() {
+                fs::write(dir.path().join(files::segment_name(1 << 40)), b"").unwrap();
+            }
             // Once more, so that what the first life left is recovered by one that is killed as well.
             let second = run(dir.path(), 2, 300, &context, None);
             if Log::exists(dir.path()).unwrap() {
