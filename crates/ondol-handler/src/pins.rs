@@ -35,6 +35,11 @@ impl Pins {
         }
     }
 
+    /// How many pins there are, as far as is known.
+    pub(crate) fn count(&self) -> usize {
+        self.known.lock().values().map(Vec::len).sum()
+    }
+
     /// Pins objects; for each key whether it was there. A key whose pin was asked for and not answered is asked for
     /// the same pin again, so that repeating a call pins once.
     pub(crate) fn pin(

@@ -33,28 +33,27 @@ pub(super) struct Block {
 pub(super) struct Writer {
     pub(super) instance: u32,
     pub(super) pid: u32,
-    /// Differs from run to run, so that what an earlier run left in a page is never right. Its lowest bits say how
-    /// many restarts of the server the writer had seen.
+    /// Differs from run to run, so that what an earlier run left in a page is never right. Its lowest bits are those of
+    /// the incarnation of the server under which the block was written.
     pub(super) nonce: u64,
 }
 
-/// How many restarts a nonce can count.
-pub(super) const MOST_RESTARTS: u64 = 0xffff;
+/// The bits of a nonce that tell the incarnation.
+const INCARNATION: u64 = 0xffff;
 
 impl Writer {
-    /// The same writer after so many restarts of the server.
-    pub(super) fn after_restarts(self, restarts: u64) -> Self {
-        let nonce = self.nonce & !MOST_RESTARTS | restarts.min(MOST_RESTARTS);
+    /// The same writer under this incarnation of the server.
+    pub(super) fn under(self, incarnation: u64) -> Self {
+        let nonce = self.nonce & !INCARNATION | incarnation & INCARNATION;
         Self { nonce, ..self }
     }
 }
 
-/// Whether a block was written before the last of so many restarts that the run of this nonce has seen.
-pub(super) fn is_older(bytes: &[u8], nonce: u64, restarts: u64) -> bool {
+/// Whether a block was written by another run than that of this nonce, or under another incarnation of the server.
+pub(super) fn is_older(bytes: &[u8], nonce: u64, incarnation: u64) -> bool {
     let word = bytes.get(NONCE_AT..).and_then(<[u8]>::first_chunk);
     let found = word.map_or(0, |word| u64::from_le_bytes(*word));
-    let is_of_this_run = found & !MOST_RESTARTS == nonce & !MOST_RESTARTS;
-    restarts > 0 && (!is_of_this_run || found & MOST_RESTARTS < restarts.min(MOST_RESTARTS))
+    found != (nonce & !INCARNATION | incarnation & INCARNATION)
 }
 
 /// Offset of the nonce in the header.
@@ -265,15 +264,13 @@ mod tests {
     }
 
     #[test]
-    fn a_block_tells_how_many_restarts_were_before_it() {
-        for restarts in [0, 1, MOST_RESTARTS] {
-            let writer = WRITER.after_restarts(restarts);
-            let bytes = filled(100, writer);
+    fn a_block_tells_the_incarnation_under_which_it_was_written() {
+        for incarnation in [0, 1, 0x1234_5678_9abc_def0] {
+            let bytes = filled(100, WRITER.under(incarnation));
             assert_eq!(verify(&bytes, &block(7)), Ok(()));
-            let older = |seen| is_older(&bytes, WRITER.nonce, seen);
-            assert!(!older(restarts) && (restarts == MOST_RESTARTS || older(restarts + 1)));
-            assert!(is_older(&bytes, WRITER.nonce ^ 1 << 40, 1));
-            assert!(!is_older(&bytes, WRITER.nonce ^ 1 << 40, 0));
+            assert!(!is_older(&bytes, WRITER.nonce, incarnation));
+            assert!(is_older(&bytes, WRITER.nonce, incarnation + 1));
+            assert!(is_older(&bytes, WRITER.nonce ^ 1 << 40, incarnation));
         }
     }
 

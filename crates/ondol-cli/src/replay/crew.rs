@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use super::messages::{Said, Task};
 use super::progress::Progress;
 use super::tally::Tally;
-use super::watch::{Tended, Watch};
+use super::watch::{Step, Tended, Watch};
 
 /// How often it is looked whether a signal has come.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -86,6 +86,8 @@ pub(super) struct Crew {
     members: Vec<Member>,
     events: Receiver<Event>,
     lockstep: bool,
+    /// Whether instances need a turn for each request.
+    paced: bool,
     /// Requests whose turn has come, in lockstep.
     turns: usize,
     requests: usize,
@@ -98,6 +100,9 @@ struct Member {
     turns: Option<ChildStdin>,
     is_ready: bool,
     has_ended: bool,
+    requests: u64,
+    /// Turns that it has got.
+    given: u64,
     done: u64,
     report: Option<Tally>,
     failure: Option<String>,
@@ -105,17 +110,18 @@ struct Member {
 
 impl Crew {
     /// Starts one process for each task. They wait for [`run`](Self::run).
-    pub(super) fn start(tasks: &[Task], progress: &Progress) -> Result<Self> {
+    pub(super) fn start(tasks: &[Task], lockstep: bool, progress: &Progress) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let (sender, events) = channel();
         let mut crew = Self {
             members: Vec::with_capacity(tasks.len()),
             events,
-            lockstep: tasks.iter().any(|task| task.lockstep),
+            lockstep,
+            paced: tasks.iter().any(|task| task.paced),
             turns: 0,
             requests: tasks.iter().map(|task| task.requests.len()).sum(),
         };
-        for _ in tasks {
+        for task in tasks {
             // From this thread, which lives as long as the replay: instances are killed when it ends.
             let child = Command::new(&program)
                 .args(["replay", &format!("--{}", super::AS_INSTANCE)])
@@ -123,7 +129,8 @@ impl Crew {
                 .stdout(Stdio::piped())
                 .spawn()
                 .with_context(|| format!("cannot start {}", program.display()))?;
-            crew.members.push(Member::new(child));
+            crew.members
+                .push(Member::new(child, task.requests.len() as u64));
         }
         for (index, (member, task)) in crew.members.iter_mut().zip(tasks).enumerate() {
             let mut line = serde_json::to_vec(task)?;
@@ -158,7 +165,7 @@ impl Crew {
             if kill || stop_by.is_some_and(|stop_by| stop_by <= Instant::now()) {
                 self.kill();
             }
-            if !outcome.interrupted && watch.tend(self.done()) == Tended::GivenUp {
+            if !outcome.interrupted && watch.tend(&self.steps()) == Tended::GivenUp {
                 // Without a server nothing is left to be done.
                 self.members
                     .iter_mut()
@@ -176,6 +183,12 @@ impl Crew {
             if all_ready && started.is_none() {
                 started = Some(Instant::now());
                 self.begin();
+            }
+            if started.is_some() && self.paced && !self.lockstep {
+                let turns = watch.allowance().unwrap_or(u64::MAX);
+                self.members
+                    .iter_mut()
+                    .for_each(|member| member.go_up_to(turns));
             }
         }
         outcome.seconds = started.map_or(0.0, |started| started.elapsed().as_secs_f64());
@@ -223,10 +236,18 @@ impl Crew {
         self.members.iter().map(|member| member.done).sum()
     }
 
+    fn steps(&self) -> Vec<Step> {
+        let step = |member: &Member| Step {
+            done: member.done,
+            has_ended: member.has_ended,
+        };
+        self.members.iter().map(step).collect()
+    }
+
     fn begin(&mut self) {
         if self.lockstep {
             self.give_turn();
-        } else {
+        } else if !self.paced {
             self.members.iter_mut().for_each(Member::go);
         }
     }
@@ -274,8 +295,10 @@ impl Drop for Crew {
 }
 
 impl Member {
-    fn new(mut child: Child) -> Self {
+    fn new(mut child: Child, requests: u64) -> Self {
         Self {
+            requests,
+            given: 0,
             turns: child.stdin.take(),
             child,
             is_ready: false,
@@ -294,7 +317,16 @@ impl Member {
     }
 
     fn go(&mut self) {
+        self.given += 1;
         let _ = self.tell(b"go\n");
+    }
+
+    /// Gives it turns until it has got so many.
+    fn go_up_to(&mut self, turns: u64) {
+        let missing = turns.min(self.requests).saturating_sub(self.given);
+        self.given += missing;
+        let lines = b"go\n".repeat(usize::try_from(missing).unwrap_or(0));
+        let _ = self.tell(&lines);
     }
 
     /// Starts a thread that passes on what the instance says.

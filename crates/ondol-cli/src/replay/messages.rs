@@ -1,6 +1,6 @@
 //! What the parent and its instances tell each other, one JSON object or word a line.
 //!
-//! The parent writes a [`Task`] to an instance's standard input, then one more line to let it begin (in lockstep one
+//! The parent writes a [`Task`] to an instance's standard input, then one more line to let it begin (if it is paced, one
 //! for each request). When it closes the pipe, by will or by death, the instance stops after its current request.
 
 use std::path::PathBuf;
@@ -23,9 +23,8 @@ pub(super) struct Task {
     /// Bytes of pages that the instance may keep in stock.
     pub(super) stock_bytes: u64,
     pub(super) hold: f64,
-    pub(super) lockstep: bool,
-    /// Whether to tell of each request that is done, as the parent waits for a certain one.
-    pub(super) tell_each: bool,
+    /// Whether each request needs a turn, and each that is done is told.
+    pub(super) paced: bool,
     /// How many seconds to wait for a server that is away.
     pub(super) patience: u64,
     pub(super) requests: Vec<Vec<u64>>,

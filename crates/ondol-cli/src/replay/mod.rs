@@ -43,6 +43,9 @@ const AS_SERVER: &str = "as-server";
 /// What a shell reports of a command that was ended by ctrl-C.
 const INTERRUPTED: u8 = 130;
 
+/// So many requests each instance has between two restarts, at least, on the average.
+const REQUESTS_BETWEEN_RESTARTS: u64 = 4;
+
 /// Pages that lie in the stocks of all instances together take at most this part of the pool.
 const STOCK_PART: u64 = 16;
 
@@ -59,9 +62,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         None => trace::generate(args.seed, requests),
     };
     let requests = workload.requests.len() as u64;
+    let most_restarts = requests / (REQUESTS_BETWEEN_RESTARTS * u64::from(args.instances));
     ensure!(
-        u64::from(args.restarts) < requests,
-        "--restarts is {}; expected fewer than the {requests} requests",
+        u64::from(args.restarts) <= most_restarts,
+        "--restarts is {}; expected at most {most_restarts}, so that each instance does something between two",
         args.restarts
     );
     let interrupts = Interrupts::catch()?;
@@ -80,9 +84,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let name = workload.name.clone();
     let tasks = deal(args, workload, &pool)?;
     let progress = Progress::new(requests, args.quiet);
-    let crew = Crew::start(&tasks, &progress)?;
+    let crew = Crew::start(&tasks, args.lockstep, &progress)?;
     drop(tasks);
-    let mut watch = Watch::new(&mut pool, requests, args.restarts, args.patience);
+    let mut watch = Watch::new(&mut pool, requests, args);
     let outcome = crew.run(&interrupts, &progress, &mut watch);
     let restarts = watch.finish(&interrupts);
     progress.clear();
@@ -155,8 +159,7 @@ fn deal(args: &Args, workload: Workload, pool: &Pool) -> Result<Vec<Task>> {
         block_bytes: args.block_bytes,
         stock_bytes: (pool.bytes / STOCK_PART / u64::from(args.instances)).min(8 << 20),
         hold: args.hold,
-        lockstep: args.lockstep,
-        tell_each: args.restarts > 0,
+        paced: args.lockstep || args.restarts > 0,
         patience: args.patience,
         requests: Vec::new(),
     };

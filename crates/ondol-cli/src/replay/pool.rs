@@ -61,6 +61,7 @@ pub(super) enum Sight {
     Same,
     /// It was started again.
     Another {
+        incarnation: u64,
         objects: Option<u64>,
     },
     Away,
@@ -176,7 +177,10 @@ impl Pool {
             self.evicted_by_others = None;
         }
         let objects = self.plane.stats().ok().map(|stats| stats.objects);
-        Ok(Sight::Another { objects })
+        Ok(Sight::Another {
+            incarnation,
+            objects,
+        })
     }
 }
 

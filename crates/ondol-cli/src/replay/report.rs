@@ -1,5 +1,6 @@
 //! The figures, for people and for programs.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use ondol_memory::format_size;
@@ -52,15 +53,12 @@ pub(super) struct RestartFigures {
 }
 
 /// The restarts that were seen, with the hits that the instances counted after each.
-pub(super) fn restarts(seen: &[Restart], warm_hits: &[u64]) -> Vec<RestartFigures> {
-    let figures = seen
-        .iter()
-        .enumerate()
-        .map(|(index, restart)| RestartFigures {
-            seconds_away: restart.seconds_away,
-            objects: restart.objects,
-            warm_hits: warm_hits.get(index).copied().unwrap_or(0),
-        });
+pub(super) fn restarts(seen: &[Restart], warm_hits: &BTreeMap<u64, u64>) -> Vec<RestartFigures> {
+    let figures = seen.iter().map(|restart| RestartFigures {
+        seconds_away: restart.seconds_away,
+        objects: restart.objects,
+        warm_hits: warm_hits.get(&restart.incarnation).copied().unwrap_or(0),
+    });
     figures.collect()
 }
 

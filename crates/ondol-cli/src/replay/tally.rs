@@ -1,5 +1,6 @@
 //! What an instance counts and measures.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -20,9 +21,8 @@ pub(super) struct Tally {
     pub(super) duplicates: u64,
     /// Calls that failed as the server was away or could not record, and were repeated.
     pub(super) repeated_calls: u64,
-    /// For each restart of the server that was noticed: the blocks that hit from then on to the next restart, and
-    /// that were written before it.
-    pub(super) warm_hits: Vec<u64>,
+    /// By incarnation of the server, of all but the first: the blocks that hit under it and were written before it.
+    pub(super) warm_hits: BTreeMap<u64, u64>,
     pub(super) verify_failures: u64,
     /// Bytes of the blocks that hit.
     pub(super) bytes_read: u64,
@@ -72,8 +72,8 @@ impl Tally {
         self.alloc_failures += alloc_failures;
         self.duplicates += duplicates;
         self.repeated_calls += repeated_calls;
-        for (restart, hits) in warm_hits.iter().enumerate() {
-            *self.warm_hits_after(restart) += hits;
+        for (incarnation, hits) in warm_hits {
+            *self.warm_hits.entry(*incarnation).or_default() += hits;
         }
         self.verify_failures += verify_failures;
         self.bytes_read += bytes_read;
@@ -85,13 +85,6 @@ impl Tally {
         self.verify.add(verify);
         self.alloc.add(alloc);
         self.store.add(store);
-    }
-
-    /// The blocks that hit after this restart, counted from 0, and were written before it.
-    pub(super) fn warm_hits_after(&mut self, restart: usize) -> &mut u64 {
-        let count = self.warm_hits.len().max(restart + 1);
-        self.warm_hits.resize(count, 0);
-        &mut self.warm_hits[restart]
     }
 
     pub(super) fn read_gbps(&self) -> f64 {
@@ -195,14 +188,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warm_hits_are_added_restart_by_restart() {
+    fn warm_hits_survive_the_way_between_processes_and_are_added_by_incarnation() {
         let mut sum = Tally::default();
-        for (restart, hits) in [(1, 5), (0, 2), (1, 1)] {
-            let mut one = Tally::default();
-            *one.warm_hits_after(restart) += hits;
-            sum.add(&one);
+        for (incarnation, hits) in [(u64::MAX, 5), (7, 2), (u64::MAX, 1)] {
+            let one = Tally {
+                warm_hits: BTreeMap::from([(incarnation, hits)]),
+                ..Tally::default()
+            };
+            let text = serde_json::to_string(&one).unwrap();
+            sum.add(&serde_json::from_str(&text).unwrap());
         }
-        assert_eq!(sum.warm_hits, [2, 6]);
+        assert_eq!(sum.warm_hits, BTreeMap::from([(7, 2), (u64::MAX, 6)]));
     }
 
     #[test]

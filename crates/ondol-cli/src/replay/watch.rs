@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::args::Args;
 use super::crew::Interrupts;
 use super::pool::{Pool, Sight};
 
@@ -14,6 +15,8 @@ const LOOK_AFTER: Duration = Duration::from_millis(100);
 /// The server was away and came back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Restart {
+    /// Of the server that came back.
+    pub(super) incarnation: u64,
     pub(super) seconds_away: f64,
     /// What it had when it was back.
     pub(super) objects: Option<u64>,
@@ -45,29 +48,48 @@ pub(super) struct Watch<'a> {
     /// How long it was away, if it is there again and only not spoken to yet.
     was_away: Option<Duration>,
     looked: Option<Instant>,
+    /// How far each instance was at the last restart.
+    marks: Vec<u64>,
+    instances: u64,
+    /// So many requests an instance may be ahead of its part of the next restart.
+    lead: u64,
     seen: Restarts,
 }
 
+/// How far an instance is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    /// Requests that it has done.
+    pub(super) done: u64,
+    pub(super) has_ended: bool,
+}
+
 impl<'a> Watch<'a> {
-    pub(super) fn new(pool: &'a mut Pool, requests: u64, restarts: u32, patience: u64) -> Self {
+    pub(super) fn new(pool: &'a mut Pool, requests: u64, args: &Args) -> Self {
+        let (restarts, instances) = (args.restarts.into(), args.instances.into());
+        let between = requests / (restarts + 1) / instances;
         Self {
             pool,
-            kills: spread(requests, restarts.into()),
-            patience: Duration::from_secs(patience),
+            kills: spread(requests, restarts),
+            patience: Duration::from_secs(args.patience),
+            instances,
+            lead: (between / 2).max(3),
             away: None,
             was_away: None,
             looked: None,
+            marks: Vec::new(),
             seen: Restarts::default(),
         }
     }
 
-    /// Does what is to be done after so many requests.
-    pub(super) fn tend(&mut self, done: u64) -> Tended {
+    /// Does what is to be done now that the instances are so far.
+    pub(super) fn tend(&mut self, steps: &[Step]) -> Tended {
         if self.seen.failure.is_some() {
             return Tended::GivenUp;
         }
-        if self.away.is_none() && self.kills.last().is_some_and(|next| *next <= done) {
+        if self.is_time_to_kill(steps) {
             self.kills.pop();
+            self.marks = steps.iter().map(|step| step.done).collect();
             self.away = Some(Instant::now());
             if let Err(error) = self.pool.restart() {
                 self.seen.failure = Some(format!("the server was not started again: {error:#}"));
@@ -86,6 +108,23 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// How many requests an instance may do before the next restart: one that waits for the server longer than others
+    /// shall not find that these have done everything meanwhile. `None` if there is no further restart.
+    pub(super) fn allowance(&self) -> Option<u64> {
+        let next = self.kills.last()?;
+        Some(next / self.instances + self.lead)
+    }
+
+    /// Whether enough is done, the server is there, and every instance has used it since it was killed last.
+    fn is_time_to_kill(&self, steps: &[Step]) -> bool {
+        let done = steps.iter().map(|step| step.done).sum::<u64>();
+        // One request was under way at the kill; the next one has met the new server as a whole.
+        let mut since = steps.iter().zip(&self.marks);
+        self.away.is_none()
+            && self.kills.last().is_some_and(|next| *next <= done)
+            && since.all(|(step, mark)| step.has_ended || step.done >= mark + 2)
+    }
+
     /// How long to wait for the next look, at most so long.
     pub(super) fn look_again(&self, most: Duration) -> Duration {
         match self.away {
@@ -96,11 +135,18 @@ impl<'a> Watch<'a> {
 
     fn look(&mut self) {
         match self.pool.look() {
-            Ok(Sight::Same) => self.away = None,
-            Ok(Sight::Another { objects }) => {
+            Ok(Sight::Same) => {
+                self.away = None;
+                self.was_away = None;
+            }
+            Ok(Sight::Another {
+                incarnation,
+                objects,
+            }) => {
                 let away = self.away.take().map(|away| away.elapsed());
                 let away = self.was_away.take().or(away);
                 self.seen.list.push(Restart {
+                    incarnation,
                     seconds_away: away.unwrap_or_default().as_secs_f64(),
                     objects,
                 });
@@ -125,7 +171,7 @@ impl<'a> Watch<'a> {
     /// Waits until a server that is away is back, and says what was seen.
     pub(super) fn finish(mut self, interrupts: &Interrupts) -> Restarts {
         while self.away.is_some() && !self.pool.is_others() && !interrupts.has_come() {
-            if self.tend(0) == Tended::GivenUp {
+            if self.tend(&[]) == Tended::GivenUp {
                 break;
             }
             std::thread::sleep(LOOK_FOR);

@@ -4,8 +4,8 @@ use std::collections::{HashSet, VecDeque};
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -47,12 +47,7 @@ pub(super) fn serve() -> Result<ExitCode> {
     let task = lines.next().context("no task came")??;
     drop(lines);
     let task: Task = serde_json::from_str(&task).context("the task is malformed")?;
-    let (turn, turns) = channel();
-    thread::spawn(move || {
-        let lines = io::stdin().lock().lines();
-        // Ends with the pipe; then the worker finds nobody that gives turns.
-        let _ = lines.map_while(Result::ok).try_for_each(|_| turn.send(()));
-    });
+    let turns = Turns::of_stdin();
     let outcome = connect(&task).and_then(|handler| {
         say(&Said::Ready)?;
         let mut worker = Worker::new(handler, &task, turns);
@@ -86,6 +81,37 @@ fn say(said: &Said) -> Result<()> {
     Ok(())
 }
 
+/// What the parent lets this instance do.
+#[derive(Debug)]
+struct Turns {
+    given: Receiver<()>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Turns {
+    fn of_stdin() -> Self {
+        let (turn, given) = channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let at_end = Arc::clone(&stop);
+        thread::spawn(move || {
+            let lines = io::stdin().lock().lines();
+            let _ = lines.map_while(Result::ok).try_for_each(|_| turn.send(()));
+            // With the pipe everything ends, turns that were given and not taken too.
+            at_end.store(true, Ordering::Release);
+        });
+        Self { given, stop }
+    }
+
+    /// Waits for the next turn; whether it has come.
+    fn wait(&self) -> bool {
+        self.given.recv().is_ok() && !self.is_over()
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}
+
 /// A block that was found and is still leased.
 #[derive(Debug)]
 struct InUse {
@@ -105,10 +131,10 @@ struct Batch {
 #[derive(Debug)]
 struct Worker<'a> {
     handler: Handler,
+    first_incarnation: u64,
     task: &'a Task,
     writer: Writer,
-    /// Ends when the replay shall end; in lockstep each request needs one turn.
-    turns: Receiver<()>,
+    turns: Turns,
     patience: Patience,
     batch_blocks: usize,
     /// Oldest first.
@@ -119,13 +145,14 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(handler: Handler, task: &'a Task, turns: Receiver<()>) -> Self {
+    fn new(handler: Handler, task: &'a Task, turns: Turns) -> Self {
         let writer = Writer {
             instance: task.instance,
             pid: std::process::id(),
             nonce: task.nonce,
         };
         Self {
+            first_incarnation: handler.incarnation().unwrap_or_default(),
             handler,
             task,
             writer,
@@ -143,10 +170,10 @@ impl<'a> Worker<'a> {
         let task = self.task;
         let mut told = Instant::now();
         for (index, ids) in task.requests.iter().enumerate() {
-            let may_go = if task.lockstep || index == 0 {
-                self.turns.recv().is_ok()
+            let may_go = if task.paced || index == 0 {
+                self.turns.wait()
             } else {
-                !self.is_stopped()
+                !self.turns.is_over()
             };
             if !may_go {
                 break;
@@ -155,7 +182,7 @@ impl<'a> Worker<'a> {
                 Err(error) if error.is::<Stopped>() => break,
                 done => done?,
             }
-            if task.lockstep || task.tell_each || told.elapsed() >= TELL_EVERY {
+            if task.paced || told.elapsed() >= TELL_EVERY {
                 say(&Said::Done(self.tally.requests))?;
                 told = Instant::now();
             }
@@ -167,21 +194,15 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    fn is_stopped(&self) -> bool {
-        self.turns.try_recv() == Err(TryRecvError::Disconnected)
-    }
-
-    /// How many restarts of the server this instance has seen.
-    fn restarts(&self) -> u64 {
-        let counts = self.handler.counts();
-        counts.reconnects + counts.new_lines
+    /// Of the server that this instance was with last.
+    fn incarnation(&self) -> u64 {
+        self.handler.incarnation().unwrap_or_default()
     }
 
     /// Waits a little after a call that can be repeated.
     fn wait_out(&mut self, error: HandlerError) -> Result<()> {
         let turns = &self.turns;
-        let is_stopped = || turns.try_recv() == Err(TryRecvError::Disconnected);
-        self.patience.wait(error, is_stopped)?;
+        self.patience.wait(error, || turns.is_over())?;
         self.tally.repeated_calls += 1;
         Ok(())
     }
@@ -208,11 +229,12 @@ impl<'a> Worker<'a> {
         self.tally.block_hits += hits as u64;
         self.tally.requests_fully_served += u64::from(hits == blocks.len());
 
-        let restarts = self.restarts();
-        let is_warm = |object: &Object| content::is_older(object, self.writer.nonce, restarts);
-        let warm = objects.iter().filter(|object| is_warm(object)).count() as u64;
-        if let Some(restart) = restarts.checked_sub(1) {
-            *self.tally.warm_hits_after(restart as usize) += warm;
+        let incarnation = self.incarnation();
+        if incarnation != self.first_incarnation {
+            let is_warm =
+                |object: &&Object| content::is_older(object, self.writer.nonce, incarnation);
+            let warm = objects.iter().filter(is_warm).count() as u64;
+            *self.tally.warm_hits.entry(incarnation).or_default() += warm;
         }
         let mut in_use = Vec::with_capacity(hits);
         for (block, object) in blocks.iter().zip(objects) {
@@ -347,7 +369,7 @@ impl<'a> Worker<'a> {
                 continue;
             };
             let start = Instant::now();
-            let writer = self.writer.after_restarts(self.restarts());
+            let writer = self.writer.under(self.incarnation());
             content::fill(&mut page, &block, writer);
             self.tally.writing += start.elapsed();
             self.tally.bytes_written += page.len() as u64;
@@ -470,18 +492,21 @@ mod tests {
             block_bytes: BLOCK_BYTES,
             stock_bytes: 0,
             hold: 0.5,
-            lockstep: false,
-            tell_each: false,
+            paced: false,
             patience: 60,
             requests,
         }
     }
 
     fn replay(engine: &Arc<Engine>, task: &Task) -> (Tally, Vec<Said>) {
-        let (turn, turns) = channel();
+        let (turn, given) = channel();
         turn.send(()).unwrap();
+        let turns = Turns {
+            given,
+            stop: Arc::default(),
+        };
         // What ends after the first turn; kept, one turn is enough for all requests.
-        let _turn = (!task.lockstep).then_some(turn);
+        let _turn = (!task.paced).then_some(turn);
         let mut worker = Worker::new(handler(engine), task, turns);
         let mut said = Vec::new();
         let mut say = |saying: &Said| {
@@ -577,7 +602,7 @@ mod tests {
         let engine = engine("4MiB");
         let task = task(vec![(0..10).collect()]);
         let handler = handler(&engine);
-        let worker = Worker::new(self::handler(&engine), &task, channel().1);
+        let worker = Worker::new(self::handler(&engine), &task, Turns::of_stdin());
         for id in 0..8 {
             let block = worker.block(id).unwrap();
             let mut page = handler.alloc(BLOCK_BYTES).unwrap();
@@ -606,7 +631,7 @@ mod tests {
     #[test]
     fn without_a_turn_nothing_more_is_done() {
         let mut task = task(vec![vec![1]; 10]);
-        task.lockstep = true;
+        task.paced = true;
         let (tally, said) = replay(&engine("4MiB"), &task);
         assert_eq!(tally.requests, 1);
         assert!(matches!(said[..], [Said::Done(1)]), "{said:?}");

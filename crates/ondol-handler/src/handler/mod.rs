@@ -168,6 +168,12 @@ impl Handler {
         }
     }
 
+    /// Names the start of the engine that this handler was with last; asks nobody. `None` once it is closed.
+    pub fn incarnation(&self) -> Option<u64> {
+        let line = self.line.load();
+        line.as_ref().map(|line| line.plane.client().incarnation)
+    }
+
     /// What became of the plugins that are linked into this process.
     pub fn plugins(&self) -> Vec<PluginReport> {
         self.plugins.report()
@@ -281,12 +287,13 @@ impl Handler {
                 opened?
             }
         };
-        tracing::warn!(
-            old = %current.info.id,
-            new = %line.info.id,
-            %why,
-            "this handler goes on as a new client; pins are gone, and pages that are being written cannot be stored"
-        );
+        let (was, is) = (current.info.id, line.info.id);
+        let pins = current.pins.count();
+        if pins > 0 {
+            tracing::warn!(%was, %is, pins, %why, "this handler goes on as a new client; the pins that it had are gone");
+        } else {
+            tracing::info!(%was, %is, %why, "this handler goes on as a new client");
+        }
         current.abandon();
         self.line.store(Some(Arc::clone(&line)));
         self.counters.new_lines.increment();

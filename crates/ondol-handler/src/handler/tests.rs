@@ -234,10 +234,12 @@ fn after_a_resume_what_was_not_answered_is_asked_again() {
     assert!(!scene.handler.exists(&lost).unwrap());
     let counts = scene.handler.counts();
     assert_eq!((counts.reconnects, counts.new_lines), (1, 0));
+    assert_eq!(scene.handler.incarnation(), Some(2));
     // What is granted is what lies in stock.
     assert_eq!(scene.granted() as u64, counts.stock_pages);
     scene.handler.close();
     assert_eq!(scene.granted(), 0);
+    assert_eq!(scene.handler.incarnation(), None);
 }
 
 #[test]
