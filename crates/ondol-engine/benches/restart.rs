@@ -13,6 +13,7 @@ use ondol_engine::{Engine, EngineConfig, Persistence, Session};
 use ondol_plugin::{Key, KeyTag};
 use ondol_protocol::{Commit, CommitOutcome, ControlPlane, GrantRequest, Retrieve};
 use ondol_shm::{LeaseSlots, Location, ObjectMeta};
+use rustix::time::{ClockId, clock_gettime};
 use xxhash_rust::xxh3::xxh3_64;
 
 const PAGE: u64 = 64;
@@ -88,9 +89,16 @@ fn find(session: &Session, index: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Seconds until requests are served, until the object that is loaded last was found, and until all are loaded.
-fn restart(config: EngineConfig, objects: u64) -> anyhow::Result<[f64; 3]> {
-    let start = Instant::now();
+/// Seconds of the processors that this process has used.
+fn cpu_seconds() -> f64 {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    used.tv_sec as f64 + used.tv_nsec as f64 / 1e9
+}
+
+/// Seconds until requests are served, until the object that is loaded last was found, until all are loaded, and what
+/// all of it took of the processors.
+fn restart(config: EngineConfig, objects: u64) -> anyhow::Result<[f64; 4]> {
+    let (start, used) = (Instant::now(), cpu_seconds());
     let engine = Engine::open(config)?;
     let opened = start.elapsed().as_secs_f64();
     ensure!(engine.restart().warm && engine.restart().objects == objects);
@@ -100,7 +108,8 @@ fn restart(config: EngineConfig, objects: u64) -> anyhow::Result<[f64; 3]> {
     while !engine.is_loaded() {
         std::thread::sleep(Duration::from_micros(200));
     }
-    Ok([opened, found, start.elapsed().as_secs_f64()])
+    let loaded = start.elapsed().as_secs_f64();
+    Ok([opened, found, loaded, cpu_seconds() - used])
 }
 
 fn rows(objects: u64) -> anyhow::Result<()> {
@@ -143,10 +152,11 @@ fn row(dir: &Path, objects: u64, from: &str, compact_bytes: u64) -> anyhow::Resu
     };
     let loaded = median(2);
     println!(
-        "| {objects} | {from} | {:.1} | {:.1} | {:.1} | {:.2} |",
+        "| {objects} | {from} | {:.0} | {:.0} | {:.0} | {:.0} | {:.2} |",
         median(0) * 1e3,
         median(1) * 1e3,
         loaded * 1e3,
+        median(3) * 1e3,
         objects as f64 / loaded / 1e6
     );
     Ok(())
@@ -155,9 +165,9 @@ fn row(dir: &Path, objects: u64, from: &str, compact_bytes: u64) -> anyhow::Resu
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<_> = std::env::args().collect();
     println!(
-        "| objects | from | served after, ms | first hit after, ms | all loaded after, ms | million objects/s |"
+        "| objects | from | served after, ms | first hit after, ms | all loaded after, ms | processor time, ms | million objects/s |"
     );
-    println!("|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|");
     if let Some(at) = arguments
         .iter()
         .position(|argument| argument == "--objects")
