@@ -1,6 +1,7 @@
 //! The plan of a run and what becomes of its processes.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -63,6 +64,7 @@ pub(crate) struct Epoch<'a> {
     clients: Vec<Client>,
     pub(crate) journals: Vec<Reader>,
     pub(crate) oracle: Oracle,
+    observations: u64,
 }
 
 /// What a pool is like.
@@ -233,6 +235,7 @@ impl Run {
             server: None,
             clients: Vec::new(),
             journals: Vec::new(),
+            observations: 0,
         };
         let result = epoch.play();
         epoch.run.report.stored += epoch.oracle.stored();
@@ -383,7 +386,6 @@ impl Epoch<'_> {
         let pause = Duration::from_millis(random.below(40));
         let client_dies_meanwhile = random.once_in(4);
 
-        let t0 = Instant::now();
         // The server of the last round goes, and one that is armed comes.
         self.end_server(if clean { Signal::TERM } else { Signal::KILL })?;
         if client_dies_meanwhile {
@@ -397,15 +399,11 @@ impl Epoch<'_> {
             self.start_on_full_disk()?;
         }
         self.start_server(false, shot)?;
-        let t1 = Instant::now();
         self.until_ready(false)?;
         self.ensure_server()?;
-        let t2 = Instant::now();
-        self.check()?;
-        let t3 = Instant::now();
+        self.check(false)?;
         self.replenish()?;
         self.go();
-        eprintln!("down {:?} ready {:?} check {:?}", t1 - t0, t2 - t1, t3 - t2);
 
         let begun = Instant::now();
         for (at, event) in plan {
@@ -652,7 +650,7 @@ impl Epoch<'_> {
                 }
                 return Ok(());
             }
-            if self.answers() {
+            if UnixStream::connect(self.socket()).is_ok() {
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -717,9 +715,7 @@ impl Epoch<'_> {
                 }
                 break;
             }
-            if self.socket().exists()
-                && std::os::unix::net::UnixStream::connect(self.socket()).is_ok()
-            {
+            if UnixStream::connect(self.socket()).is_ok() {
                 break;
             }
             thread::sleep(Duration::from_millis(2));
@@ -768,12 +764,44 @@ impl Epoch<'_> {
         }
     }
 
-    /// Process ids of the clients.
-    pub(crate) fn client_pids(&self) -> Vec<u32> {
-        self.clients
-            .iter()
-            .map(|client| client.process.pid())
-            .collect()
+    /// Lets a process look at everything; whether it could.
+    pub(crate) fn observe(&mut self, all_free: bool) -> Found<bool> {
+        self.observations += 1;
+        let journal = self.dir.join(format!("observed.{}", self.observations));
+        let mut arguments = vec![
+            "observe".to_owned(),
+            format!("--socket={}", self.socket().display()),
+            format!("--journal={}", journal.display()),
+            format!("--names={}", self.settings.names),
+        ];
+        let pids = self.clients.iter().map(|client| client.process.pid());
+        arguments.extend(pids.map(|pid| format!("--alive={pid}")));
+        if all_free {
+            arguments.push(format!("--all-free={}", self.settings.pool_bytes));
+        }
+        self.journals.push(Reader::new(journal));
+        let mut observer = Process::start(&arguments, None, &self.dir.join("observers.log"))?;
+        let deadline = Instant::now() + WATCHDOG;
+        while observer.ended()?.is_none() {
+            self.tend()?;
+            if Instant::now() > deadline {
+                return Err(Fault::new(Kind::Broken, "an observer did not end"));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        while let Some(line) = observer.last_line() {
+            match line.split(' ').collect::<Vec<_>>()[..] {
+                ["observed"] => return Ok(true),
+                ["counter", "ondol_evictions_total", count] => {
+                    self.run.report.evictions += count.parse::<u64>().unwrap_or(0);
+                }
+                ["counter", name, count] if name.contains("checkpoints_total") => {
+                    self.run.report.checkpoints += count.parse::<u64>().unwrap_or(0);
+                }
+                _ => {}
+            }
+        }
+        Ok(false)
     }
 
     pub(crate) fn report(&mut self) -> &mut Report {
@@ -789,7 +817,7 @@ impl Epoch<'_> {
         self.end_server(Signal::KILL)?;
         self.start_server(false, None)?;
         self.until_ready(true)?;
-        self.check()?;
+        self.check(false)?;
         for client in &mut self.clients {
             client.process.signal(Signal::CONT);
             client.process.tell("go");
@@ -815,7 +843,7 @@ impl Epoch<'_> {
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        self.check_nothing_is_held()?;
+        self.check(true)?;
         let worn = self.settled(None)?;
         self.end_server(Signal::TERM)?;
         let found = self.files()?;
@@ -825,11 +853,11 @@ impl Epoch<'_> {
                 format!("these files are left: {found:?}; expected {expected:?}"),
             ));
         }
-        let log_bytes = bytes_below(&self.state_dir())?;
-        if log_bytes > 4 * MIB {
+        let log_bytes = bytes_below(&self.state_dir().join("log"))?;
+        if log_bytes > 2 * MIB {
             return Err(Fault::new(
                 Kind::Leaked,
-                format!("the state directory has grown to {log_bytes} bytes"),
+                format!("the log has grown to {log_bytes} bytes"),
             ));
         }
         self.start_server(false, None)?;

@@ -2,7 +2,8 @@
 //! that was acknowledged.
 //!
 //! `cargo xtask torture` builds this program with its failpoints and runs it. It is orchestrator, server and client in
-//! one: `torture serve …` is `ondol serve …` with failpoints, `torture client …` one client.
+//! one: `torture serve …` is `ondol serve …` with failpoints, `torture client …` one client, and `torture observe …`
+//! looks at everything once, as a client that lives no longer than that.
 //!
 //! A run is a row of epochs; each has a pool and a state directory of its own, and many rounds. In a round the clients
 //! work, something happens to them and to the server, the server ends, another one takes its place, and everything is
@@ -82,6 +83,12 @@ struct ClientOptions {
     args: client::Args,
 }
 
+#[derive(Debug, Parser)]
+struct ObserverOptions {
+    #[command(flatten)]
+    args: check::Args,
+}
+
 fn main() -> ExitCode {
     let result = match std::env::args().nth(1).as_deref() {
         Some("serve") => {
@@ -95,6 +102,14 @@ fn main() -> ExitCode {
             go_with_parent();
             let words = std::env::args().skip(1);
             points::arm().and_then(|()| client::run(&ClientOptions::parse_from(words).args))
+        }
+        Some("observe") => {
+            go_with_parent();
+            let words = std::env::args().skip(1);
+            match check::observe(&ObserverOptions::parse_from(words).args) {
+                Ok(code) => return code,
+                Err(error) => Err(error),
+            }
         }
         _ => {
             return match Run::start(Options::parse()) {

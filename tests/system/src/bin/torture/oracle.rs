@@ -210,11 +210,6 @@ impl Oracle {
         None
     }
 
-    /// Every key that somebody ever asked to store.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
-        self.keys.keys().map(String::as_str)
-    }
-
     /// Stores that were acknowledged with a new object.
     pub(crate) fn stored(&self) -> u64 {
         let new = |store: &&Store| matches!(store.answer, Some((StoreOutcome::New, _)));

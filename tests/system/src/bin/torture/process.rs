@@ -98,6 +98,11 @@ impl Process {
         self.lines.try_recv().ok()
     }
 
+    /// The next line of one that has ended.
+    pub(crate) fn last_line(&self) -> Option<String> {
+        self.lines.recv().ok()
+    }
+
     /// How it ended, if it has.
     ///
     /// # Errors
