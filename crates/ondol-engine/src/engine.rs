@@ -233,7 +233,7 @@ impl Engine {
         self.clients.lock().get_mut(&client)?.standing = Standing::Dead;
         match self.directory.detach(client) {
             Ok(reclaimed) => {
-                tracing::info!(
+                tracing::debug!(
                     %client,
                     leases = reclaimed.leases,
                     pins = reclaimed.pins,

@@ -216,7 +216,18 @@ pub(super) fn open(
     env: &DeviceEnv,
     options: &OpenOptions,
 ) -> Result<Device, DeviceError> {
-    let path = fs::canonicalize(path).map_err(|source| io_error("open", path, source))?;
+    let is_kept = matches!(options.predecessor, Predecessor::Keep(_));
+    let path = match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && is_kept => {
+            let found = format!("there is no directory {}", path.display());
+            return Err(changed(
+                uri,
+                found,
+                "the one with the pool's files, mounted",
+            ));
+        }
+        path_of => path_of.map_err(|source| io_error("open", path, source))?,
+    };
     if !path.is_dir() {
         return Err(unusable(
             uri,

@@ -43,7 +43,7 @@ impl FromStr for Durability {
 pub struct LogOptions {
     /// What a flush promises.
     pub durability: Durability,
-    /// Length of a segment file in bytes, 64 MiB by default; what is not between 4 KiB and 1 GiB is taken as the nearer.
+    /// Length of a segment file in bytes, 16 MiB by default; what is not between 4 KiB and 1 GiB is taken as the nearer.
     pub segment_bytes: u64,
     /// A checkpoint is made when the closed segments since the last one have more bytes than this. Without a number:
     /// 64 MiB or the size of the last checkpoint, whichever is more.
@@ -67,7 +67,7 @@ impl Default for LogOptions {
     fn default() -> Self {
         Self {
             durability: Durability::None,
-            segment_bytes: 64 << 20,
+            segment_bytes: 16 << 20,
             compact_bytes: None,
         }
     }

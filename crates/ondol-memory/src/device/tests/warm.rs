@@ -389,6 +389,19 @@ fn a_file_that_was_emptied_and_drawn_out_again_is_refused() {
 }
 
 #[test]
+fn a_directory_that_is_not_mounted_is_refused() {
+    let place = Place::dir(tempfile::tempdir().unwrap());
+    let record = place.fresh().record();
+    let root = &place.env.shm_root;
+    let away = root.with_extension("away");
+    fs::rename(root, &away).unwrap();
+    let text = place.changed(&record);
+    assert!(text.contains("there is no directory"), "{text}");
+    fs::rename(&away, root).unwrap();
+    assert!(place.keep(&record).unwrap().was_kept());
+}
+
+#[test]
 fn a_device_whose_lock_file_is_gone_is_refused() {
     for place in [Place::shm(), Place::dir(tempfile::tempdir().unwrap())] {
         let record = place.fresh().record();
