@@ -157,7 +157,7 @@ fn a_report_is_plain_json() {
         serde_json::json!({
             "name": "healthy-deferred",
             "package": "broken-plugins",
-            "version": "0.1.0",
+            "version": env!("CARGO_PKG_VERSION"),
             "state": "loaded",
             "reason": null,
             "hooks": ["on_init", "on_batch_retrieve", "on_prefetch", "on_stage", "on_close", "contribute_stats"],
