@@ -86,6 +86,13 @@ impl Backoff {
             probes,
         })
     }
+
+    /// There is reason to try at this time, whatever was to be waited for.
+    pub(crate) fn hasten(&self, now: Instant) {
+        if let Some(outage) = &mut self.state.lock().outage {
+            outage.next = outage.next.min(now);
+        }
+    }
 }
 
 impl Attempt<'_> {
@@ -177,6 +184,19 @@ mod tests {
         // The next outage begins with a short wait.
         backoff.attempt(now).unwrap().failed(now, "gone");
         backoff.attempt(now + FIRST).unwrap().succeeded();
+    }
+
+    #[test]
+    fn one_that_hastens_is_let_try_and_waits_no_less_after_it() {
+        let backoff = Backoff::new(7);
+        let now = Instant::now();
+        backoff.hasten(now);
+        backoff.attempt(now).unwrap().failed(now, "gone");
+        refusal(backoff.attempt(now));
+        backoff.hasten(now);
+        backoff.attempt(now).unwrap().failed(now, "gone");
+        refusal(backoff.attempt(now + FIRST));
+        backoff.attempt(now + 2 * FIRST).unwrap().succeeded();
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ondol_plugin::{Key, RegionId, RegionSpan};
 use ondol_protocol::{
@@ -35,12 +37,15 @@ pub(crate) enum Fault {
 pub(crate) struct FakeEngine {
     pool: File,
     table: OwnedFd,
+    place: PathBuf,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) incarnation: u64,
+    /// Whether there is no server.
+    pub(crate) is_away: bool,
     /// Clients that are known, with what each was granted under which request.
     pub(crate) clients: HashMap<ClientId, HashMap<u64, Vec<Grant>>>,
     pub(crate) next_client: u64,
@@ -51,6 +56,10 @@ pub(crate) struct State {
     pub(crate) faults: VecDeque<(&'static str, Fault)>,
     /// Names of the calls that came.
     pub(crate) calls: Vec<&'static str>,
+    /// Clients that this incarnation has heard leave.
+    pub(crate) left: HashSet<ClientId>,
+    /// The clients of all leaves that were heard.
+    pub(crate) leaves: Vec<ClientId>,
     generation: u64,
 }
 
@@ -60,13 +69,23 @@ pub(crate) struct FakePlane {
     id: ClientId,
 }
 
+/// Nobody is there, and nothing was sent.
+pub(crate) fn gone() -> ControlError {
+    ControlError::Disconnected {
+        reason: "gone".to_owned(),
+        sent: false,
+    }
+}
+
 impl FakeEngine {
     pub(crate) fn new() -> Arc<Self> {
+        static PLACES: AtomicU64 = AtomicU64::new(0);
         let pool = tempfile::tempfile().unwrap();
         pool.set_len(STRIDE * u64::from(PAGES)).unwrap();
         Arc::new(Self {
             pool,
             table: create_lease_table().unwrap(),
+            place: format!("fake/{}", PLACES.fetch_add(1, Ordering::Relaxed)).into(),
             state: Mutex::new(State {
                 incarnation: 1,
                 next_client: 1,
@@ -113,6 +132,14 @@ impl FakeEngine {
         self.lock().faults.push_back((call, fault));
     }
 
+    /// Another server takes over, which knows all clients and has heard none of them leave.
+    pub(crate) fn restart(&self) {
+        let mut state = self.lock();
+        state.incarnation += 1;
+        state.is_away = false;
+        state.left.clear();
+    }
+
     /// All clients are forgotten, with what they held.
     pub(crate) fn forget_clients(&self) {
         let mut state = self.lock();
@@ -148,8 +175,14 @@ impl FakePlane {
             Some((_, Fault::RequestLost)) => return Err(lost()),
             _ => {}
         }
+        if state.is_away {
+            return Err(gone());
+        }
         if !state.clients.contains_key(&self.id) {
             return Err(ControlError::UnknownClient(self.id.to_string()));
+        }
+        if state.left.contains(&self.id) && !["return_pages", "leave"].contains(&name) {
+            return Err(ControlError::Refused("the client has left".to_owned()));
         }
         let answer = work(&mut state);
         match fault {
@@ -336,7 +369,13 @@ impl ControlPlane for FakePlane {
         self.call("leave", |state| {
             let id = self.id;
             state.pins.retain(|(client, _)| *client != id);
+            state.left.insert(id);
+            state.leaves.push(id);
             Ok(())
         })
+    }
+
+    fn place(&self) -> Option<&Path> {
+        Some(&self.engine.place)
     }
 }

@@ -36,6 +36,7 @@ mod config;
 mod error;
 #[cfg(test)]
 mod fake;
+mod farewell;
 mod handler;
 mod layout;
 mod line;

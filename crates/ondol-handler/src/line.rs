@@ -7,6 +7,8 @@ use ondol_plugin::{HandlerView, Key, RegionId};
 use ondol_protocol::{ClientInfo, ControlError, ControlPlane, Hit, Retrieve};
 use ondol_shm::{ForkGuard, LEASE_SLOTS, Lease, LeaseSlots};
 
+use crate::batch::Sighting;
+use crate::farewell::{self, Farewell};
 use crate::object::Object;
 use crate::pins::Pins;
 use crate::regions::Regions;
@@ -18,7 +20,7 @@ use crate::{Expect, HandlerError};
 pub(crate) struct Line {
     pub(crate) plane: Arc<dyn ControlPlane>,
     pub(crate) info: ClientInfo,
-    pub(crate) stock: Stock,
+    pub(crate) stock: Arc<Stock>,
     pub(crate) regions: Regions,
     pub(crate) pins: Pins,
     pub(crate) slots: Arc<LeaseSlots>,
@@ -42,12 +44,16 @@ impl Line {
         stock_bytes: u64,
     ) -> Result<Self, HandlerError> {
         let info = plane.client();
-        let table = plane.lease_table()?;
-        let slots = LeaseSlots::open(table.as_fd())?;
+        let open_slots =
+            || -> Result<_, HandlerError> { Ok(LeaseSlots::open(plane.lease_table()?.as_fd())?) };
+        let slots = open_slots().inspect_err(|_| {
+            // Nobody else will say that this client is not used.
+            let _ = plane.leave();
+        })?;
         Ok(Self {
             plane,
             info,
-            stock: Stock::new(stock_bytes),
+            stock: Arc::new(Stock::new(stock_bytes)),
             regions: Regions::default(),
             pins: Pins::new(),
             slots,
@@ -58,7 +64,8 @@ impl Line {
     }
 
     /// After a server that was started again has taken this client up, what the last one did not answer is asked
-    /// again. Whether there is a new server that this line has not been seen with before.
+    /// again, and told again what no server has heard. Whether there is a new server that this line has not been seen
+    /// with before.
     pub(crate) fn settle_after_resume(&self) -> bool {
         // In this order: incarnations do not come again, so a change that another thread has seen is no change here.
         let before = self.settled.load(Ordering::Acquire);
@@ -76,6 +83,11 @@ impl Line {
             // Kept, and asked again when pages are needed, or by the next call on the next server.
             tracing::debug!(%error, "what the last server did not answer is not settled yet");
         }
+        if self.is_over() {
+            // The handler left while this was asked.
+            self.farewell().say();
+        }
+        self.reached();
         true
     }
 
@@ -93,7 +105,7 @@ impl Line {
                 .slots
                 .propose()
                 .ok_or_else(|| HandlerError::TooManyLeases {
-                    held: (self.slots.in_use() - leases.len()) as u64,
+                    held: self.slots.in_use().saturating_sub(leases.len()) as u64,
                     asked: keys.len() as u64,
                     limit: LEASE_SLOTS.into(),
                 })?;
@@ -134,15 +146,34 @@ impl Line {
         Ok(Object::new(bytes, hit.meta))
     }
 
-    /// The object of a hit if its region is mapped already.
-    pub(crate) fn mapped_object(&self, hit: Hit, lease: Lease) -> Option<Object> {
-        let region = self.regions.known(hit.location.page.region)?;
-        let bytes = region.mapped()?.view(hit.location, lease).ok()?;
-        Some(Object::new(bytes, hit.meta))
+    /// What was found, without mapping anything for it.
+    pub(crate) fn sight(&self, found: Found) -> Result<Vec<Option<Sighting>>, HandlerError> {
+        let sight = |(hit, lease): (Hit, Lease)| {
+            let region = self.regions.get(&*self.plane, hit.location.page.region)?;
+            let elsewhere = Sighting::Elsewhere {
+                handle: region.info.handle.span,
+                kv_offset: u64::from(hit.location.page.index) * region.info.stride,
+                kv_length: hit.location.len,
+            };
+            let bytes = region
+                .mapped()
+                .and_then(|region| region.view(hit.location, lease).ok());
+            Ok(bytes.map_or(elsewhere, |bytes| {
+                Sighting::Mapped(Object::new(bytes, hit.meta))
+            }))
+        };
+        let hits = found.hits.into_iter();
+        hits.map(|hit| hit.map(sight).transpose()).collect()
     }
 
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
+    }
+
+    /// The engine has just answered. If it is a server that took the place of another one, it is told again what that
+    /// one did not hear. To be called without a lock.
+    pub(crate) fn reached(&self) {
+        farewell::repeat(&*self.plane);
     }
 
     /// Leaves the engine: what is in stock goes back, pins end. Objects and pages that are still held keep what
@@ -150,10 +181,14 @@ impl Line {
     pub(crate) fn leave(&self) {
         self.over.store(true, Ordering::Release);
         ondol_catalog::failpoint!("client.close.begun");
-        self.stock.give_back(&*self.plane);
-        ondol_catalog::failpoint!("client.close.returned");
-        if let Err(error) = self.plane.leave() {
-            tracing::debug!(%error, "the engine was left without a word");
+        self.farewell().say();
+    }
+
+    pub(crate) fn farewell(&self) -> Farewell {
+        Farewell {
+            plane: Arc::clone(&self.plane),
+            stock: Arc::clone(&self.stock),
+            slots: Arc::clone(&self.slots),
         }
     }
 

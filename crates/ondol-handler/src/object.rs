@@ -165,8 +165,9 @@ impl Drop for PageMut {
         let plane = &*self.line.plane;
         self.line.stock.put(plane, self.stride, self.grant);
         if self.line.is_over() {
-            // The handler has left; nobody takes from the stock of this line again.
-            self.line.stock.give_back(plane);
+            // Nobody takes from the stock of this line again, and the server that heard the handler leave may have been
+            // followed by one that did not.
+            self.line.farewell().say();
         }
     }
 }

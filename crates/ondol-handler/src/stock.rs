@@ -21,6 +21,8 @@ struct Shelves {
     unanswered: Vec<GrantRequest>,
     /// Pages whose commit was not answered; the engine knows whether they are still granted.
     unsettled: Vec<Grant>,
+    /// How many threads have taken out of the two above what they ask about.
+    settling: usize,
     /// Whether the engine has forgotten this client, and with it every page of its.
     is_abandoned: bool,
 }
@@ -56,7 +58,7 @@ impl Stock {
         }
         match self.fetch(plane, stride) {
             Err(ControlError::PoolFull(_) | ControlError::ShareExceeded { .. })
-                if self.give_back(plane) > 0 =>
+                if self.give_back(plane).is_ok_and(|returned| returned > 0) =>
             {
                 // What lay idle here, in other page sizes too, may be all that was missing.
                 self.fetch(plane, stride)
@@ -98,17 +100,43 @@ impl Stock {
 
     /// Forgets every page: the engine does not know this client any more.
     pub(crate) fn abandon(&self) {
-        *self.shelves.lock() = Shelves {
+        let mut shelves = self.shelves.lock();
+        *shelves = Shelves {
             is_abandoned: true,
+            settling: shelves.settling,
             ..Shelves::default()
         };
     }
 
-    /// Returns every page in stock to the engine; how many were returned.
-    pub(crate) fn give_back(&self, plane: &dyn ControlPlane) -> usize {
-        if self.settle(plane).is_err() {
-            return 0;
-        }
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.shelves.lock().is_abandoned
+    }
+
+    /// Whether all requests for pages were answered. A client that has left cannot ask again.
+    pub(crate) fn is_answered(&self) -> bool {
+        let shelves = self.shelves.lock();
+        shelves.unanswered.is_empty() && shelves.settling == 0
+    }
+
+    /// Whether no page lies here, and none may be granted of which it is not known.
+    pub(crate) fn is_empty(&self) -> bool {
+        let Shelves {
+            pages,
+            next_batch: _,
+            unanswered,
+            unsettled,
+            settling,
+            is_abandoned: _,
+        } = &*self.shelves.lock();
+        pages.values().all(Vec::is_empty)
+            && unanswered.is_empty()
+            && unsettled.is_empty()
+            && *settling == 0
+    }
+
+    /// Returns every page in stock to the engine; how many were returned. What could not be returned now stays noted.
+    pub(crate) fn give_back(&self, plane: &dyn ControlPlane) -> Result<usize, ControlError> {
+        self.settle(plane)?;
         let pages: Vec<Grant> = self
             .shelves
             .lock()
@@ -117,10 +145,8 @@ impl Stock {
             .flat_map(|(_, pages)| pages)
             .collect();
         let count = pages.len();
-        match self.return_or_keep(plane, pages) {
-            Ok(()) => count,
-            Err(_) => 0,
-        }
+        self.return_or_keep(plane, pages)?;
+        Ok(count)
     }
 
     /// Returns pages; those that the engine may not have taken back are kept, to be returned later.
@@ -203,11 +229,23 @@ impl Stock {
     pub(crate) fn settle(&self, plane: &dyn ControlPlane) -> Result<(), ControlError> {
         let (requests, grants) = {
             let mut shelves = self.shelves.lock();
+            shelves.settling += 1;
             (
                 std::mem::take(&mut shelves.unanswered),
                 std::mem::take(&mut shelves.unsettled),
             )
         };
+        let settled = self.settle_these(plane, requests, grants);
+        self.shelves.lock().settling -= 1;
+        settled
+    }
+
+    fn settle_these(
+        &self,
+        plane: &dyn ControlPlane,
+        requests: Vec<GrantRequest>,
+        grants: Vec<Grant>,
+    ) -> Result<(), ControlError> {
         let mut requests = requests.into_iter();
         while let Some(request) = requests.next() {
             match plane.grant(request) {

@@ -1,6 +1,6 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ondol_plugin::Key;
 use ondol_shm::{
@@ -111,6 +111,16 @@ pub trait ControlPlane: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`ControlError`].
     fn leave(&self) -> Result<(), ControlError>;
+
+    /// Where servers come and go that may know this client: lines of one place lead to the same server. `None` if the
+    /// engine cannot be another one than it was.
+    fn place(&self) -> Option<&Path> {
+        None
+    }
+
+    /// Another line has just reached a server at this line's place, so that the next call need not wait until it is time
+    /// to look for one.
+    fn look_again(&self) {}
 }
 
 /// What a client learns when it arrives.
@@ -122,7 +132,9 @@ pub struct ClientInfo {
     pub share_limit: u64,
     /// The longest page that the pool can hold, in bytes.
     pub max_page_bytes: u64,
-    /// Names this start of the engine; locations of another incarnation mean nothing.
+    /// Names the start of the engine that this client is with. A client that was told one and finds another server tells
+    /// it the last one that it knows, with its lease table: it is the same client there, under that server's
+    /// incarnation, or the answer is [`ControlError::UnknownClient`].
     pub incarnation: u64,
 }
 

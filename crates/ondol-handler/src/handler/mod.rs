@@ -15,7 +15,7 @@ use ondol_host::{HandlerPlugins, LoadOptions, PluginReport, Registry};
 use ondol_plugin::Key;
 use ondol_protocol::{ControlError, ControlPlane, Listing};
 use ondol_shm::ForkGuard;
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::RwLock;
 
 use crate::backoff::Backoff;
 use crate::line::Line;
@@ -54,7 +54,7 @@ pub struct Prefetched {
 /// The client of an engine: writes objects into shared memory, reads them without a copy.
 ///
 /// All methods take `&self` and may be called from many threads at once. Readers take no lock that a writer holds
-/// while it talks to the engine.
+/// while it talks to the engine; those that come while [`reconnect`](Self::reconnect) is under way wait for it.
 ///
 /// A handler outlives its server: while that is away calls fail, and they work again once it is back. If the server
 /// does not know this handler any more, the call that learns it makes the handler a new client and is carried out.
@@ -116,6 +116,7 @@ impl Handler {
             backoff: Backoff::new(seed()?),
         };
         if let Some(line) = &*handler.line.load() {
+            line.reached();
             handler.plugins.init(&**line);
         }
         Ok(handler)
@@ -189,7 +190,8 @@ impl Handler {
     }
 
     /// Leaves the engine: plugins are told while the regions are still mapped, idle pages go back, pins end. Objects
-    /// and pages that are still held stay good until they are dropped. Closing twice does nothing.
+    /// and pages that are still held stay good until they are dropped. Closing twice does nothing. If the server is
+    /// away, the next one hears that this client has left when a handler of this process reaches it.
     pub fn close(&self) {
         if !self.home.is_home() {
             return;
@@ -219,9 +221,14 @@ impl Handler {
             return Err(HandlerError::Forked);
         }
         self.plugins.settle(SETTLE);
-        let _alone = self.lifecycle.write();
-        self.close_alone();
-        self.line.store(Some(self.open_line()?));
+        let line = {
+            let _alone = self.lifecycle.write();
+            self.close_alone();
+            let line = self.open_line()?;
+            self.line.store(Some(Arc::clone(&line)));
+            line
+        };
+        line.reached();
         Ok(())
     }
 
@@ -230,18 +237,26 @@ impl Handler {
         Ok(Arc::new(line))
     }
 
-    /// Does what `ask` says on the line in use. If the engine has done nothing, as it does not know this client any
-    /// more, it is asked once more on a new line.
+    /// Does what `ask` says on the line in use, which must be safe to repeat. It is asked again on another line if other
+    /// threads left the line meanwhile, and once more if the engine does not know this client any more.
     fn on_line<T>(
         &self,
         ask: impl Fn(&Arc<Line>) -> Result<T, HandlerError>,
     ) -> Result<T, HandlerError> {
-        let line = self.line()?;
-        let result = ask(&line);
-        self.notice_resume(&line);
-        match result {
-            Err(error) if error.is_unknown_client() => ask(&self.replace(&line, &error)?),
-            result => result,
+        let mut line = self.line()?;
+        let mut is_replaced = false;
+        loop {
+            let result = ask(&line);
+            self.notice_resume(&line);
+            line = match result {
+                // Whatever the engine said, it said to a client that is not used any more.
+                Err(HandlerError::Control(_)) if line.is_over() => self.line()?,
+                Err(error) if error.is_unknown_client() && !is_replaced => {
+                    is_replaced = true;
+                    self.replace(&line, &error)?
+                }
+                result => return result,
+            };
         }
     }
 
@@ -250,27 +265,38 @@ impl Handler {
         &self,
         ask: impl Fn(&Arc<Line>) -> Result<T, HandlerError>,
     ) -> Result<T, HandlerError> {
-        let once = || {
-            let _writer = self.writer()?;
-            let line = self.line()?;
-            let result = ask(&line);
-            self.notice_resume(&line);
-            Ok::<_, HandlerError>((line, result))
-        };
-        let (line, result) = once()?;
-        match result {
-            Err(error) if error.is_unknown_client() => {
+        match self.write_once(&ask)? {
+            (line, Err(error)) if error.is_unknown_client() => {
                 self.replace(&line, &error)?;
-                once()?.1
+                self.write_once(&ask)?.1
             }
-            result => result,
+            (_, result) => result,
         }
+    }
+
+    /// What `ask` answers on the line in use, which nobody replaces meanwhile, and that line. A forked child is turned
+    /// away before it waits for a lock that a thread of its parent holds.
+    fn write_once<T>(
+        &self,
+        ask: impl FnOnce(&Arc<Line>) -> Result<T, HandlerError>,
+    ) -> Result<(Arc<Line>, Result<T, HandlerError>), HandlerError> {
+        if !self.home.is_home() {
+            return Err(HandlerError::Forked);
+        }
+        let (line, result) = {
+            let _writer = self.lifecycle.read();
+            let line = self.line.load_full().ok_or(HandlerError::Closed)?;
+            let result = ask(&line);
+            (line, result)
+        };
+        self.notice_resume(&line);
+        Ok((line, result))
     }
 
     /// The line that is used instead of one whose client the engine does not know any more; the first thread that
     /// asks opens it. Plugins are not told: the handler is neither new nor closed.
     fn replace(&self, old: &Arc<Line>, why: &HandlerError) -> Result<Arc<Line>, HandlerError> {
-        let _alone = self.lifecycle.write();
+        let alone = self.lifecycle.write();
         let current = self.line.load_full().ok_or(HandlerError::Closed)?;
         if !Arc::ptr_eq(&current, old) {
             return Ok(current);
@@ -294,25 +320,24 @@ impl Handler {
         } else {
             tracing::info!(%was, %is, %why, "this handler goes on as a new client");
         }
-        current.abandon();
+        // In this order: who finds the old line over finds the new one.
         self.line.store(Some(Arc::clone(&line)));
+        current.abandon();
         self.counters.new_lines.increment();
+        drop(alone);
+        line.reached();
         Ok(line)
-    }
-
-    /// Keeps out who replaces the line. A forked child is turned away before it waits for a lock that a thread of
-    /// its parent holds.
-    fn writer(&self) -> Result<RwLockReadGuard<'_, ()>, HandlerError> {
-        if !self.home.is_home() {
-            return Err(HandlerError::Forked);
-        }
-        Ok(self.lifecycle.read())
     }
 
     fn line(&self) -> Result<Arc<Line>, HandlerError> {
         if !self.home.is_home() {
             return Err(HandlerError::Forked);
         }
+        if let Some(line) = self.line.load_full() {
+            return Ok(line);
+        }
+        // A reconnect that is under way holds this lock.
+        let _settled = self.lifecycle.read();
         self.line.load_full().ok_or(HandlerError::Closed)
     }
 

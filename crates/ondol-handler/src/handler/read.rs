@@ -4,7 +4,7 @@ use ondol_host::OwnedBatch;
 use ondol_plugin::{BatchSource, Hooks, Key, RetrievedBatch, StageResult};
 
 use super::{Handler, Prefetched};
-use crate::batch::{Batch, Sighted, Sighting};
+use crate::batch::{Batch, Sighted};
 use crate::line::{Found, Line};
 use crate::{Expect, HandlerError, Object};
 
@@ -96,6 +96,13 @@ impl Handler {
         }
     }
 
+    fn unverified(&self) -> Expect {
+        Expect {
+            verify: false,
+            ..self.expectation()
+        }
+    }
+
     fn batch(
         &self,
         keys: &[Key],
@@ -158,39 +165,21 @@ impl Handler {
     /// # Errors
     /// As [`retrieve`](Self::retrieve).
     pub fn prefetch(&self, keys: &[Key]) -> Result<Prefetched, HandlerError> {
-        let expect = Expect {
-            verify: false,
-            ..self.expectation()
-        };
-        let (line, found) = self.on_line(|line| {
+        let hints = self.plugins.is_interested(Hooks::PREFETCH);
+        let (line, found, sightings) = self.on_line(|line| {
             let found = match keys {
                 [] => Found::default(),
-                keys => line.find(keys, 1, false, expect)?,
+                keys => line.find(keys, 1, false, self.unverified())?,
             };
-            Ok((Arc::clone(line), found))
+            let hits = found.hits.iter().flatten().count() as u64;
+            let sightings = if hints {
+                line.sight(found)?
+            } else {
+                Vec::new()
+            };
+            Ok((Arc::clone(line), hits, sightings))
         })?;
-        if keys.is_empty() {
-            return Ok(Prefetched::default());
-        }
-        let hits = found.hits.iter().flatten().count() as u64;
-        if self.plugins.is_interested(Hooks::PREFETCH) {
-            let sightings = found.hits.into_iter().map(|hit| {
-                let Some((hit, lease)) = hit else {
-                    return Ok(None);
-                };
-                let region = line.regions.get(&*line.plane, hit.location.page.region)?;
-                let (handle, stride) = (region.info.handle.span, region.info.stride);
-                let elsewhere = Sighting::Elsewhere {
-                    handle,
-                    kv_offset: u64::from(hit.location.page.index) * stride,
-                    kv_length: hit.location.len,
-                };
-                Ok(Some(
-                    line.mapped_object(hit, lease)
-                        .map_or(elsewhere, Sighting::Mapped),
-                ))
-            });
-            let sightings = sightings.collect::<Result<_, HandlerError>>()?;
+        if hints && !keys.is_empty() {
             let batch = Sighted {
                 keys: keys.to_vec(),
                 sightings,
@@ -204,7 +193,7 @@ impl Handler {
         }
         Ok(Prefetched {
             requested: keys.len() as u64,
-            found: hits,
+            found,
         })
     }
 
@@ -213,12 +202,8 @@ impl Handler {
     pub fn stage(&self, keys: &[Key]) -> StageResult {
         let requested = keys.len() as u64;
         let staged = || {
-            let expect = Expect {
-                verify: false,
-                ..self.expectation()
-            };
             let (line, objects) = self.on_line(|line| {
-                let objects = self.find(line, keys, 1, false, expect)?;
+                let objects = self.find(line, keys, 1, false, self.unverified())?;
                 Ok((Arc::clone(line), objects))
             })?;
             let batch = Batch {

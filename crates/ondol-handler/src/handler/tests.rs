@@ -7,9 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ondol_plugin::Key;
-use ondol_protocol::{ControlError, DeleteOutcome};
+use ondol_protocol::{ClientId, ControlError, DeleteOutcome};
 
-use crate::fake::{FakeEngine, FakePlane, Fault};
+use crate::fake::{FakeEngine, FakePlane, Fault, gone};
 use crate::{Handler, HandlerConfig, HandlerError, Health, Object, PageMut, Plugins, Stored};
 
 const LEN: usize = 100;
@@ -25,14 +25,18 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let engine = FakeEngine::new();
+        Self::on(FakeEngine::new())
+    }
+
+    /// A further handler of an engine.
+    fn on(engine: Arc<FakeEngine>) -> Self {
         let connects = Arc::new(AtomicUsize::new(0));
         let away = Arc::new(AtomicBool::new(false));
         let connect = {
             let (engine, connects, away) = (engine.clone(), connects.clone(), away.clone());
             move || -> Result<Arc<FakePlane>, ControlError> {
                 connects.fetch_add(1, Ordering::Relaxed);
-                if away.load(Ordering::Relaxed) {
+                if away.load(Ordering::Relaxed) || engine.lock().is_away {
                     return Err(gone());
                 }
                 Ok(engine.attach())
@@ -68,13 +72,6 @@ impl Scene {
 
     fn granted(&self) -> usize {
         self.engine.lock().granted.len()
-    }
-}
-
-fn gone() -> ControlError {
-    ControlError::Disconnected {
-        reason: "gone".to_owned(),
-        sent: false,
     }
 }
 
@@ -299,4 +296,192 @@ fn a_handler_without_a_server_can_be_closed_and_connected_anew() {
     scene.engine.forget_clients();
     let error = scene.handler.exists(&key).unwrap_err();
     assert!(matches!(error, HandlerError::Closed), "{error}");
+}
+
+/// Lets the engine be away while the handler of a scene that holds stock, pages and pins is closed.
+fn close_unheard(scene: &Scene, key: &Key) {
+    drop((scene.page(1), scene.page(2)));
+    assert!(scene.handler.pin(key).unwrap());
+    scene.engine.lock().is_away = true;
+    scene.handler.close();
+}
+
+#[test]
+fn a_farewell_that_no_server_heard_is_said_when_a_handler_reaches_the_next() {
+    let key = Key::integer(1);
+    let first = Scene::new();
+    first.put(&key, 7);
+    let engine = Arc::clone(&first.engine);
+    let others = [(); 2].map(|()| Scene::on(Arc::clone(&engine)));
+    for scene in others.iter().chain([&first]) {
+        engine.lock().is_away = false;
+        close_unheard(scene, &key);
+    }
+    assert_eq!(first.engine.lock().pins_of(&key), 3);
+    assert!(first.granted() > 0);
+    engine.restart();
+    // Nobody at another place is told.
+    let elsewhere = Scene::new();
+    assert_eq!(engine.lock().leaves, []);
+    let scene = Scene::on(Arc::clone(&engine));
+    assert_eq!((scene.granted(), engine.lock().pins_of(&key)), (0, 0));
+    let mut leaves = engine.lock().leaves.clone();
+    leaves.sort_unstable();
+    assert_eq!(leaves, [1, 2, 3].map(ClientId));
+    assert_eq!(elsewhere.engine.lock().leaves, []);
+    // That was all.
+    engine.restart();
+    assert!(scene.handler.exists(&key).unwrap());
+    assert_eq!(engine.lock().leaves.len(), 3);
+}
+
+#[test]
+fn a_farewell_is_said_when_a_handler_that_lives_on_finds_the_next_server() {
+    let key = Key::integer(1);
+    let (scene, living) = {
+        let scene = Scene::new();
+        scene.put(&key, 7);
+        let living = Scene::on(Arc::clone(&scene.engine));
+        (scene, living)
+    };
+    close_unheard(&scene, &key);
+    // A server that goes away again at once hears nothing; the farewell waits on.
+    scene.engine.restart();
+    scene.engine.fail_next("return_pages", Fault::Error(gone()));
+    scene.engine.fail_next("leave", Fault::Error(gone()));
+    assert!(living.handler.exists(&key).unwrap());
+    assert_eq!(scene.engine.lock().leaves, []);
+    scene.engine.restart();
+    assert!(living.handler.exists(&key).unwrap());
+    assert_eq!(scene.engine.lock().leaves, [ClientId(1)]);
+    assert_eq!((scene.granted(), scene.engine.lock().pins.len()), (0, 0));
+}
+
+#[test]
+fn a_reconnect_says_the_farewell_that_it_could_not_say() {
+    let key = Key::integer(1);
+    let scene = Scene::new();
+    scene.put(&key, 7);
+    close_unheard(&scene, &key);
+    assert!(scene.handler.reconnect().unwrap_err().is_disconnected());
+    scene.engine.restart();
+    scene.handler.reconnect().unwrap();
+    assert_eq!(scene.engine.lock().leaves, [ClientId(1)]);
+    assert_eq!((scene.granted(), scene.engine.lock().pins.len()), (0, 0));
+}
+
+#[test]
+fn while_objects_are_held_each_new_server_is_told() {
+    let key = Key::integer(1);
+    let scene = Scene::new();
+    scene.put(&key, 7);
+    let living = Scene::on(Arc::clone(&scene.engine));
+    let object = scene.get(&key);
+    let told = |times| {
+        scene.engine.restart();
+        assert!(living.handler.exists(&key).unwrap());
+        assert_eq!(scene.engine.lock().leaves, vec![ClientId(1); times]);
+    };
+    scene.handler.close();
+    told(2);
+    told(3);
+    assert_eq!(*object, [7; LEN]);
+    drop(object);
+    // The lease may stand in the server's book yet.
+    told(4);
+    told(4);
+}
+
+#[test]
+fn a_page_that_outlives_its_handler_goes_back_to_a_server_that_comes_later() {
+    let scene = Scene::new();
+    let [heard, unheard] = [scene.page(1), scene.page(2)];
+    let living = Scene::on(Arc::clone(&scene.engine));
+    scene.handler.close();
+    assert_eq!(scene.granted(), 2);
+    // This one tells a server that does not know that the client has left.
+    scene.engine.restart();
+    drop(heard);
+    assert_eq!(scene.granted(), 1);
+    assert_eq!(scene.engine.lock().left.len(), 1);
+    scene.engine.lock().is_away = true;
+    drop(unheard);
+    scene.engine.restart();
+    assert!(living.handler.health().is_connected());
+    assert_eq!(scene.granted(), 0);
+    assert_eq!(scene.engine.lock().left.len(), 1);
+}
+
+#[test]
+fn a_server_that_does_not_know_the_client_is_told_once() {
+    let key = Key::integer(1);
+    let scene = Scene::new();
+    scene.put(&key, 7);
+    close_unheard(&scene, &key);
+    scene.engine.restart();
+    scene.engine.forget_clients();
+    let living = Scene::on(Arc::clone(&scene.engine));
+    let calls = || {
+        let state = scene.engine.lock();
+        let told = |call: &&&str| ["leave", "return_pages"].contains(*call);
+        state.calls.iter().filter(told).count()
+    };
+    let before = calls();
+    scene.engine.restart();
+    assert!(living.handler.exists(&key).unwrap());
+    assert_eq!(calls(), before);
+}
+
+#[test]
+fn a_client_does_not_leave_before_it_knows_its_pages() {
+    let scene = Scene::new();
+    scene.engine.fail_next("grant", Fault::AnswerLost);
+    assert!(scene.handler.alloc(LEN).is_err());
+    let full = ControlError::Refused("too many connections".into());
+    scene.engine.fail_next("grant", Fault::Error(full));
+    scene.handler.close();
+    assert_eq!((scene.granted(), scene.engine.lock().leaves.len()), (1, 0));
+    let _living = Scene::on(Arc::clone(&scene.engine));
+    assert_eq!((scene.granted(), scene.engine.lock().leaves.len()), (0, 1));
+}
+
+#[test]
+fn of_too_many_farewells_the_oldest_is_given_up() {
+    let engine = FakeEngine::new();
+    let scenes: Vec<_> = (0..70).map(|_| Scene::on(Arc::clone(&engine))).collect();
+    engine.lock().is_away = true;
+    drop(scenes);
+    engine.restart();
+    let _living = Scene::on(Arc::clone(&engine));
+    let leaves = &engine.lock().leaves;
+    assert!(
+        leaves.iter().copied().eq((7..=70).map(ClientId)),
+        "{leaves:?}"
+    );
+}
+
+#[test]
+fn a_reader_does_not_notice_a_reconnect_and_learns_of_a_close() {
+    let scene = Scene::new();
+    let key = Key::integer(1);
+    scene.put(&key, 7);
+    let closed = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                loop {
+                    match scene.handler.retrieve(&key) {
+                        Ok(object) => assert_eq!(*object.unwrap(), [7; LEN]),
+                        Err(HandlerError::Closed) if closed.load(Ordering::Acquire) => return,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+        for _ in 0..500 {
+            scene.handler.reconnect().unwrap();
+        }
+        closed.store(true, Ordering::Release);
+        scene.handler.close();
+    });
 }

@@ -66,15 +66,8 @@ impl Handler {
     /// [`HandlerError`]; if [its outcome is unknown](HandlerError::is_outcome_unknown) the store can be repeated, with
     /// a page that is written anew. [`HandlerError::ForeignPage`] if the page is of another connection.
     pub fn store(&self, key: &Key, page: PageMut) -> Result<Stored, HandlerError> {
-        let checksum = self.config.checksum.then(|| xxh3_64(&page));
-        self.store_with(
-            key,
-            page,
-            ObjectMeta {
-                layout: self.config.layout,
-                checksum,
-            },
-        )
+        let meta = self.describe(&page);
+        self.store_with(key, page, meta)
     }
 
     /// Makes an object visible under this description of it.
@@ -110,30 +103,24 @@ impl Handler {
             });
         }
         let objects = keys.iter().zip(pages).map(|(key, page)| {
-            let checksum = self.config.checksum.then(|| xxh3_64(&page));
-            (
-                key.clone(),
-                page,
-                ObjectMeta {
-                    layout: self.config.layout,
-                    checksum,
-                },
-            )
+            let meta = self.describe(&page);
+            (key.clone(), page, meta)
         });
         self.commit(objects.collect())
+    }
+
+    fn describe(&self, page: &PageMut) -> ObjectMeta {
+        ObjectMeta {
+            layout: self.config.layout,
+            checksum: self.config.checksum.then(|| xxh3_64(page)),
+        }
     }
 
     fn commit(
         &self,
         objects: Vec<(Key, PageMut, ObjectMeta)>,
     ) -> Result<BatchStored, HandlerError> {
-        let (line, result) = {
-            let _writer = self.writer()?;
-            let line = self.line()?;
-            let result = self.commit_on(&line, objects);
-            self.notice_resume(&line);
-            (line, result)
-        };
+        let (line, result) = self.write_once(|line| self.commit_on(line, objects))?;
         match result {
             // Nothing was stored, and these pages are not this handler's any more: they have to be written again, on
             // the next line. If that cannot be opened now, the next call tries again.

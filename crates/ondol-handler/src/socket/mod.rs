@@ -481,8 +481,20 @@ impl ControlPlane for SocketPlane {
 
     fn leave(&self) -> Result<(), ControlError> {
         match self.call(RequestRef::Leave)?.0 {
-            Answer::Leave => Ok(()),
+            Answer::Leave => {
+                // Little is left to be said, and the server's connections are few.
+                self.idle.lock().clear();
+                Ok(())
+            }
             answer => Err(self.unexpected(&answer)),
         }
+    }
+
+    fn place(&self) -> Option<&Path> {
+        Some(&self.path)
+    }
+
+    fn look_again(&self) {
+        self.backoff.hasten(Instant::now());
     }
 }

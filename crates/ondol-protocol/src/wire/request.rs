@@ -19,9 +19,10 @@ pub struct Hello {
     /// When the client's process started, in clock ticks since boot. A server that sees another start time behind
     /// the socket is talking to a child that inherited it.
     pub start_time: u64,
-    /// 0 for the first connection of a client, else the last incarnation that the client was told; the descriptor of its
-    /// lease table then travels with the message. A server of another incarnation resumes the client if it knows it from
-    /// its predecessor, and answers [`UnknownClient`](crate::ControlError::UnknownClient) otherwise.
+    /// 0 as long as the client was told no incarnation, else the last one that it was told; the descriptor of its lease
+    /// table then travels with the message. A server that knows the client, of its own or from its predecessor, answers
+    /// with the same client's name and its own incarnation; any other with
+    /// [`UnknownClient`](crate::ControlError::UnknownClient).
     pub incarnation: u64,
 }
 
