@@ -1,3 +1,4 @@
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -26,9 +27,25 @@ impl Actor {
         arguments: impl IntoIterator<Item = &'a str>,
         variables: &[(&str, &str)],
     ) -> Self {
-        let mut child = Command::new(program)
-            .args(arguments)
-            .envs(variables.iter().copied())
+        let mut command = Command::new(program);
+        command.args(arguments).envs(variables.iter().copied());
+        Self::start(&mut command)
+    }
+
+    /// The same, with what it complains about written to a file.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn spawn_saying<'a>(
+        program: &str,
+        arguments: impl IntoIterator<Item = &'a str>,
+        complaints: File,
+    ) -> Self {
+        Self::start(Command::new(program).args(arguments).stderr(complaints))
+    }
+
+    fn start(command: &mut Command) -> Self {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

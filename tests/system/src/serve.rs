@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::thread;
@@ -80,9 +81,9 @@ impl Place {
         let free = fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
         let free = free.ok().and_then(|text| text.trim().parse::<u64>().ok());
         match (mount, free) {
-            (Some(mount), Some(free)) if free >= mib / 2 => Some(Self::new(mib, |_, tag| {
-                format!("hugetlb:{mount}/{tag}?")
-            })),
+            (Some(mount), Some(free)) if free >= mib / 2 => {
+                Some(Self::new(mib, |_, tag| format!("hugetlb:{mount}/{tag}?")))
+            }
             found => {
                 println!("SKIPPED: {mib} MiB of huge pages are not to be had: {found:?}");
                 None
@@ -119,12 +120,13 @@ impl Place {
             "--region-size=2MiB",
             &format!("--share-limit={}MiB", 2 * self.mib),
             "--http=off",
-            LOG_SEGMENT,
             "--state-dir",
             &state.to_string_lossy(),
         ]
         .map(str::to_owned);
-        let more = more.iter().map(|more| (*more).to_owned());
+        let is_set = more.iter().any(|flag| flag.starts_with("--log-segment"));
+        let segment = (!is_set).then_some(LOG_SEGMENT);
+        let more = segment.iter().chain(more).map(|more| (*more).to_owned());
         fixed.into_iter().chain(more).collect()
     }
 
@@ -143,6 +145,34 @@ impl Place {
     pub fn serve_with(&self, program: &str, more: &[&str]) -> ServerProcess {
         let arguments = self.arguments(&self.device(self.mib), more);
         ServerProcess::await_answer(program, &arguments, self.socket())
+    }
+
+    /// A server, as soon as its socket is there, or what it complains about if it ends before.
+    ///
+    /// # Errors
+    /// The last line of what it said.
+    ///
+    /// # Panics
+    /// If neither happens.
+    pub fn try_serve(&self, program: &str) -> Result<ServerProcess, String> {
+        let said = self.path().join("said");
+        let complaints = fs::File::create(&said).expect("a file");
+        let arguments = self.arguments(&self.device(self.mib), &[]);
+        let words = arguments.iter().map(String::as_str);
+        let mut actor = Actor::spawn_saying(program, words, complaints);
+        let deadline = Instant::now() + WATCHDOG;
+        loop {
+            if actor.has_ended().is_some() {
+                let said = fs::read_to_string(said).expect("what it said");
+                return Err(said.lines().last().unwrap_or_default().to_owned());
+            }
+            if UnixStream::connect(self.socket()).is_ok() {
+                let socket = self.socket();
+                return Ok(ServerProcess { actor, socket });
+            }
+            assert!(Instant::now() < deadline, "the server did not start");
+            thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// A server in a PID namespace of its own, as soon as it answers; nothing where that is not permitted.
@@ -184,7 +214,9 @@ impl Place {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
         let error = said.lines().rfind(|line| line.starts_with("error: "));
-        error.unwrap_or_else(|| panic!("no reason: {said}")).to_owned()
+        error
+            .unwrap_or_else(|| panic!("no reason: {said}"))
+            .to_owned()
     }
 
     /// A handler of the server at this place.
@@ -202,7 +234,11 @@ impl Place {
     pub fn left(&self) -> BTreeSet<String> {
         let mut names = files_below(self.dir.path()).expect("a directory");
         let shared = shared_files(&self.tag).expect("shared memory");
-        names.extend(shared.into_iter().map(|name| name.replace(&self.tag, "POOL")));
+        names.extend(
+            shared
+                .into_iter()
+                .map(|name| name.replace(&self.tag, "POOL")),
+        );
         names
     }
 
@@ -257,7 +293,10 @@ impl ServerProcess {
         fs::create_dir_all(dir.join("pool")).expect("a directory");
         let fixed = [
             "serve".to_owned(),
-            format!("--pool=dir:{}?region=2MiB&size={mib}MiB", dir.join("pool").display()),
+            format!(
+                "--pool=dir:{}?region=2MiB&size={mib}MiB",
+                dir.join("pool").display()
+            ),
             "--region-size=2MiB".to_owned(),
             format!("--share-limit={}MiB", 2 * mib),
             "--http=off".to_owned(),

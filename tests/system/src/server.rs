@@ -98,7 +98,8 @@ impl Server {
     /// If it cannot connect.
     pub fn embedded(&self, config: HandlerConfig) -> Handler {
         let engine = Arc::clone(&self.engine);
-        Handler::embedded(move || engine.attach(None, [0; 16]), config).expect("a connected handler")
+        Handler::embedded(move || engine.attach(None, [0; 16]), config)
+            .expect("a connected handler")
     }
 
     /// Closes the door; the engine stays.

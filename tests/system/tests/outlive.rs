@@ -105,7 +105,10 @@ fn a_stopped_client_sees_no_byte_change_across_a_restart_under_pressure() {
         }
         client.thaw();
         for index in 0..32 {
-            assert_eq!(client.ok(&format!("check o{index} k{index}")), index.to_string());
+            assert_eq!(
+                client.ok(&format!("check o{index} k{index}")),
+                index.to_string()
+            );
         }
         // It goes on by itself, as the client that it was.
         eventually("the client has found the server again", || {
@@ -196,7 +199,9 @@ fn a_server_that_is_away_is_an_error_and_never_a_miss() {
                             1 => handler.retrieve(&key("k")).map(|object| {
                                 object.is_some_and(|object| check(&object, "k") == Ok(1))
                             }),
-                            _ => handler.match_prefix(&[key("k")]).map(|found| found.len() == 1),
+                            _ => handler
+                                .match_prefix(&[key("k")])
+                                .map(|found| found.len() == 1),
                         };
                         match found {
                             Ok(true) => hits += 1,
@@ -228,7 +233,7 @@ fn a_server_that_is_away_is_an_error_and_never_a_miss() {
 
 #[test]
 fn what_was_asked_when_the_server_was_killed_can_be_asked_again() {
-    // xcena-dev/maru#35 and maru.md 2: a store whose answer was lost freed the page under the live key.
+    // xcena-dev/maru#35: a store whose answer was lost freed the page under the live key.
     let _watchdog = watchdog("outlive", LIMIT);
     let place = Place::shm(8);
     let mut server = Some(place.serve(ACTOR));
@@ -284,9 +289,12 @@ fn what_was_asked_when_the_server_was_killed_can_be_asked_again() {
 
 #[test]
 fn what_the_dead_held_when_there_was_no_server_is_free_at_the_next_start() {
-    // maru.md 15 and 23: pins and grants of the dead stayed for ever, and a restart forgot whose they were.
+    // Pins and grants of the dead stayed for ever, and a restart forgot whose they were.
     let _watchdog = watchdog("outlive", LIMIT);
-    for (place, signal) in [(Place::shm(8), Signal::KILL), (Place::files(8), Signal::TERM)] {
+    for (place, signal) in [
+        (Place::shm(8), Signal::KILL),
+        (Place::files(8), Signal::TERM),
+    ] {
         let server = place.serve(ACTOR);
         let mut dead = Actor::client(ACTOR, &place.socket());
         let mut living = Actor::client(ACTOR, &place.socket());
@@ -351,6 +359,24 @@ fn a_pin_of_a_client_that_died_after_a_restart_does_not_outlive_it() {
 }
 
 #[test]
+fn pages_dropped_while_the_server_is_away_come_home() {
+    // A region that was freed while the server was away was stuck.
+    let _watchdog = watchdog("outlive", LIMIT);
+    let place = Place::shm(4);
+    let server = place.serve(ACTOR);
+    let handler = place.handler(plain(&[PAGE]));
+    let pages: Vec<_> = (0..20).map(|_| page(&handler, "never", 1)).collect();
+    server.kill();
+    drop(pages);
+    let _server = place.serve(ACTOR);
+    back(&handler);
+    take_all(&handler, 4);
+    handler.close();
+    let other = place.handler(plain(&[PAGE]));
+    take_all(&other, 4);
+}
+
+#[test]
 fn a_handler_that_is_dropped_while_the_server_is_away_holds_nothing() {
     let _watchdog = watchdog("outlive", LIMIT);
     let place = Place::shm(4);
@@ -386,7 +412,7 @@ fn a_handler_that_is_dropped_while_the_server_is_away_holds_nothing() {
 
 #[test]
 fn a_client_in_another_pid_namespace_is_not_taken_for_dead() {
-    // maru.md 22: it was reaped while it was connected, as its process id "did not exist".
+    // It was reaped while it was connected, as its process id "did not exist".
     let _watchdog = watchdog("outlive", LIMIT);
     let place = Place::shm(4);
     let server = place.serve(ACTOR);
@@ -399,7 +425,9 @@ fn a_client_in_another_pid_namespace_is_not_taken_for_dead() {
     assert_eq!(client.line(), "ready");
     let _server = holds_as_long_as_it_lives(&place, &handler, server, &mut client);
     client.kill();
-    eventually("the dead client is missed", || stats(&handler).clients.len() == 1);
+    eventually("the dead client is missed", || {
+        stats(&handler).clients.len() == 1
+    });
     assert_eq!(handler.delete(&key("k1")).unwrap(), DeleteOutcome::Deleted);
     take_all(&handler, 4);
 }
@@ -432,7 +460,9 @@ fn a_server_in_another_pid_namespace_takes_nobody_for_dead() {
     });
     assert_eq!(client.ok("store late page"), "new");
     client.kill();
-    eventually("the dead client is missed", || stats(&handler).clients.len() == 1);
+    eventually("the dead client is missed", || {
+        stats(&handler).clients.len() == 1
+    });
     take_all(&handler, 4);
     server.kill();
 }

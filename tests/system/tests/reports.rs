@@ -764,6 +764,54 @@ fn a_handler_that_was_closed_is_not_lost() {
 }
 
 #[test]
+fn a_request_number_of_one_client_answers_no_other() {
+    // A process that came later, with the number of its predecessor, got its predecessor's memory as the answer to its
+    // first request.
+    use ondol_handler::{ControlPlane, SocketOptions, SocketPlane};
+    use ondol_protocol::GrantRequest;
+
+    let _watchdog = watchdog("reports", LIMIT);
+    let server = Server::start(2);
+    let request = GrantRequest {
+        request: 1,
+        stride: PAGE,
+        count: 2,
+    };
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..8 {
+        let plane = SocketPlane::connect(server.socket(), SocketOptions::default()).unwrap();
+        let pages = plane.grant(request).unwrap();
+        assert_eq!(plane.grant(request).unwrap(), pages, "asked again");
+        for page in pages {
+            assert!(seen.insert(page.page), "{page:?} was granted before");
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_names_a_key_twice_loses_no_page() {
+    // The page of a duplicate, or of a race that was lost, leaked.
+    let _watchdog = watchdog("reports", LIMIT);
+    let server = Server::start(2);
+    let handler = server.handler(plain(&[PAGE]));
+    let other = server.handler(plain(&[PAGE]));
+    for round in 0..40 {
+        let names = ["a", "b", "a", "a", "lost"].map(|name| key(&format!("{name}{round}")));
+        put(&other, &format!("lost{round}"), 9);
+        let pages = ["a", "b", "a", "a", "lost"]
+            .map(|name| page(&handler, &format!("{name}{round}"), 1))
+            .into();
+        let stored = handler.batch_store(&names, pages).unwrap();
+        let new = stored
+            .into_iter()
+            .map(|outcome| outcome.unwrap() == Stored::New);
+        assert_eq!(new.collect::<Vec<_>>(), [true, true, false, false, false]);
+    }
+    other.close();
+    assert_eq!(take_all(&handler).len(), 32);
+}
+
+#[test]
 fn a_client_that_dies_is_missed_at_once_and_its_objects_stay() {
     // LMCache/LMCache#4980, kvcache-ai/Mooncake#1914: liveness by time alone.
     let _watchdog = watchdog("reports", LIMIT);

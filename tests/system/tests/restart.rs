@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ondol_handler::{
-    ControlPlane, DeleteOutcome, Handler, HandlerError, Object, SocketOptions, SocketPlane, Stored,
+    ControlPlane, DeleteOutcome, Handler, HandlerError, Layout, Object, SocketOptions, SocketPlane,
+    Stored,
 };
 use ondol_protocol::RegionInfo;
 use ondol_tests::{Actor, Place, Random, check, eventually, fill, key, plain, watchdog};
@@ -188,7 +189,10 @@ fn a_second_server_is_refused_with_the_first_ones_process() {
     // Nor is the pool taken from under it by one with another state directory.
     let elsewhere = place.path().join("elsewhere");
     let state = format!("--state-dir={}", elsewhere.display());
-    let said = place.refusal_with(ACTOR, &["serve", "--pool", &place.device(4), &state, "--http=off"]);
+    let said = place.refusal_with(
+        ACTOR,
+        &["serve", "--pool", &place.device(4), &state, "--http=off"],
+    );
     let pid = server.actor().pid().to_string();
     assert!(said.contains(&pid), "{pid}: {said}");
     assert_eq!(check(&get(&handler, "k1"), "k1"), Ok(1));
@@ -203,7 +207,9 @@ fn a_fresh_start_takes_nothing_from_those_who_hold_the_old_pool() {
         for index in 0..20 {
             put(&handler, &format!("k{index}"), 65_536, 1);
         }
-        let held: Vec<_> = (0..20).map(|index| get(&handler, &format!("k{index}"))).collect();
+        let held: Vec<_> = (0..20)
+            .map(|index| get(&handler, &format!("k{index}")))
+            .collect();
         server.kill();
         let server = place.serve_with(ACTOR, &["--fresh"]);
         let newcomer = place.handler(plain(&PAGES));
@@ -267,7 +273,10 @@ fn a_pool_whose_file_is_gone_or_another_is_refused() {
     assert!(said.contains(&*pool.to_string_lossy()), "{said}");
     fs::rename(&away, &pool).unwrap();
     let _server = place.serve(ACTOR);
-    assert_eq!(check(&get(&place.handler(plain(&PAGES)), "k1"), "k1"), Ok(1));
+    assert_eq!(
+        check(&get(&place.handler(plain(&PAGES)), "k1"), "k1"),
+        Ok(1)
+    );
 }
 
 fn copy(from: &std::path::Path, to: &std::path::Path) {
@@ -283,7 +292,10 @@ fn segments(place: &Place) -> Vec<PathBuf> {
     let mut segments: Vec<_> = log
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains("segment")))
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().contains("segment"))
+        })
         .collect();
     segments.sort();
     assert!(!segments.is_empty());
@@ -319,7 +331,10 @@ fn a_log_that_is_damaged_in_the_middle_is_refused_with_the_way_out() {
         assert!(said.contains("--fresh"), "{said}");
         assert!(said.contains(&*segment.to_string_lossy()), "{said}");
     }
-    assert!(fs::read(&segment).unwrap() == bad, "it is left as it was found");
+    assert!(
+        fs::read(&segment).unwrap() == bad,
+        "it is left as it was found"
+    );
     // A mended one is good again, and one that nobody can mend is given up.
     fs::write(&segment, &good).unwrap();
     let server = place.serve(ACTOR);
@@ -368,8 +383,233 @@ fn a_torn_tail_of_the_log_is_cut() {
         put(&handler, "later", 3000, 2);
         server.kill();
         let _server = place.serve(ACTOR);
-        assert_eq!(check(&get(&place.handler(plain(&PAGES)), "later"), "later"), Ok(2));
+        assert_eq!(
+            check(&get(&place.handler(plain(&PAGES)), "later"), "later"),
+            Ok(2)
+        );
     }
+}
+
+#[test]
+fn a_clean_stop_after_a_torn_tail_keeps_what_is_there() {
+    // A torn record emptied the pools, and the clean shutdown that followed made that final.
+    let _watchdog = watchdog("restart", LIMIT);
+    let place = Place::shm(4);
+    let server = place.serve(ACTOR);
+    let handler = place.handler(plain(&PAGES));
+    for index in 0..30 {
+        put(&handler, &format!("k{index}"), 3000, 1);
+    }
+    server.kill();
+    drop(handler);
+    let segment = segments(&place).pop().unwrap();
+    let mut bytes = fs::read(&segment).unwrap();
+    let end = end(&bytes);
+    bytes[end - 5..end].fill(0);
+    fs::write(&segment, &bytes).unwrap();
+    for _ in 0..3 {
+        let server = place.serve(ACTOR);
+        assert!(listed(&place.handler(plain(&PAGES))).len() >= 28);
+        assert!(server.end(Signal::TERM).success());
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_not_an_empty_pool() {
+    // A bad checksum of the pool's file made the pool entirely free.
+    let _watchdog = watchdog("restart", LIMIT);
+    let place = Place::shm(16);
+    let small = ["--log-segment=16KiB", "--log-compact=16KiB"];
+    let server = place.serve_with(ACTOR, &small);
+    let handler = place.handler(plain(&PAGES));
+    let objects = fill_pool(&handler);
+    let checkpoint = || {
+        let log = fs::read_dir(place.state_dir().join("log")).unwrap();
+        let names = log.flatten().map(|entry| entry.path());
+        let mut found: Vec<_> = names
+            .filter(|path| path.extension().is_some_and(|end| end == "image"))
+            .collect();
+        found.sort();
+        found
+            .pop()
+            .filter(|path| fs::metadata(path).is_ok_and(|stat| stat.len() > 2000))
+    };
+    let mut round = 0;
+    eventually("a checkpoint is made", || {
+        for index in 0..20 {
+            let name = format!("log{round}/{index}");
+            put(&handler, &name, 100, 1);
+            handler.delete(&key(&name)).unwrap();
+        }
+        round += 1;
+        checkpoint().is_some()
+    });
+    handler.close();
+    server.kill();
+    let path = checkpoint().unwrap();
+    let good = fs::read(&path).unwrap();
+    let mut bad = good.clone();
+    let middle = bad.len() / 2;
+    bad[middle] ^= 1;
+    fs::write(&path, &bad).unwrap();
+    let said = place.refusal(ACTOR, &place.device(16), &small);
+    assert!(
+        said.contains("--fresh") && said.contains(&*path.to_string_lossy()),
+        "{said}"
+    );
+    fs::write(&path, &good).unwrap();
+    let _server = place.serve_with(ACTOR, &small);
+    assert_eq!(listed(&place.handler(plain(&PAGES))), objects);
+}
+
+#[test]
+fn bytes_that_changed_on_the_device_are_a_miss() {
+    // kvcache-ai/Mooncake#3089: metadata were committed, the data were not there.
+    let _watchdog = watchdog("restart", LIMIT);
+    let place = Place::files(4);
+    let server = place.serve(ACTOR);
+    let mut config = plain(&PAGES);
+    config.checksum = true;
+    let handler = place.handler(config.clone());
+    for index in 0..10 {
+        put(&handler, &format!("k{index}"), 3000, index);
+    }
+    let torn = get(&handler, "k7");
+    let content = torn.to_vec();
+    drop((torn, handler));
+    server.kill();
+    let mut changed = 0;
+    for file in fs::read_dir(place.path().join("pool")).unwrap().flatten() {
+        let mut bytes = fs::read(file.path()).unwrap();
+        let found = bytes
+            .windows(64)
+            .position(|window| *window == content[..64]);
+        if let Some(at) = found {
+            bytes[at + 2000] ^= 1;
+            fs::OpenOptions::new()
+                .write(true)
+                .open(file.path())
+                .and_then(|mut file| std::io::Write::write_all(&mut file, &bytes))
+                .unwrap();
+            changed += 1;
+        }
+    }
+    assert_eq!(changed, 1);
+    let _server = place.serve(ACTOR);
+    // Whoever asks, with checksums or without.
+    for config in [plain(&PAGES), config] {
+        let handler = place.handler(config);
+        for index in 0..10 {
+            let name = format!("k{index}");
+            let found = handler.retrieve(&key(&name)).unwrap();
+            assert_eq!(found.is_some(), index != 7, "{name}");
+            assert!(found.is_none_or(|object| check(&object, &name) == Ok(index)));
+        }
+    }
+    let handler = place.handler(plain(&PAGES));
+    assert_eq!(put(&handler, "k7", 3000, 9), Stored::New);
+}
+
+#[test]
+fn a_layout_is_expected_after_a_restart_too() {
+    // sgl-project/sglang#33268, sgl-project/sglang#24758: identity that is not part of what is stored.
+    let _watchdog = watchdog("restart", LIMIT);
+    let place = Place::shm(4);
+    let with = |model: &str| {
+        let mut config = plain(&PAGES);
+        config.layout = Some(Layout::new(model, "bf16", &[1], "nhd").fingerprint());
+        config
+    };
+    let server = place.serve(ACTOR);
+    put(&place.handler(with("weights-a")), "k", 100, 1);
+    server.kill();
+    let _server = place.serve(ACTOR);
+    let other = place.handler(with("weights-b"));
+    assert!(other.retrieve(&key("k")).unwrap().is_none());
+    assert_eq!(other.counts().layout_mismatches, 1);
+    assert_eq!(
+        check(&get(&place.handler(with("weights-a")), "k"), "k"),
+        Ok(1)
+    );
+}
+
+#[test]
+fn region_ids_are_never_used_again() {
+    // Ids began anew, and a client's mapping of the old region of that id was used for the new one.
+    let _watchdog = watchdog("restart", LIMIT);
+    let place = Place::shm(4);
+    let mut server = place.serve(ACTOR);
+    let mut used = BTreeSet::new();
+    for round in 0..6_u64 {
+        let handler = place.handler(plain(&[]));
+        // Another page size each time, so that all regions are made anew.
+        let size = 16_384 << round;
+        for index in 0..(3 << 20) / size {
+            let page = handler.alloc_in(size, 10).unwrap();
+            handler
+                .store(&key(&format!("{round}/{index}")), page)
+                .unwrap();
+        }
+        let before = used.len();
+        let made = regions(&place);
+        let made = made.iter().filter(|region| region.stride == size);
+        for id in made.map(|region| region.handle.span.region_id.0) {
+            assert!(used.insert(id), "region {id} was there before: {used:?}");
+        }
+        assert!(used.len() > before);
+        handler.close();
+        server.end([Signal::KILL, Signal::TERM][round as usize % 2]);
+        server = place.serve(ACTOR);
+    }
+}
+
+#[test]
+fn objects_on_several_devices_keep_their_places() {
+    // Two devices shared one space of numbers, and one shadowed the other.
+    let _watchdog = watchdog("restart", LIMIT);
+    let place = Place::shm(4);
+    let second = place.path().join("second");
+    fs::create_dir(&second).unwrap();
+    let second = format!("--pool=dir:{}?region=2MiB&size=4MiB", second.display());
+    let server = place.serve_with(ACTOR, &[&second]);
+    let handler = place.handler(plain(&[65_536]));
+    for index in 0..120 {
+        put(&handler, &format!("k{index}"), 65_536, index);
+    }
+    let objects = listed(&handler);
+    assert_eq!(objects.len(), 120, "they do not fit on one of them");
+    handler.close();
+    server.kill();
+    // Another number of devices is another pool.
+    let said = place.refusal(ACTOR, &place.device(4), &[]);
+    assert!(said.contains("--fresh"), "{said}");
+    let _server = place.serve_with(ACTOR, &[&second]);
+    let handler = place.handler(plain(&[65_536]));
+    assert_eq!(listed(&handler), objects);
+    all_whole(&handler, &objects);
+}
+
+#[test]
+fn a_file_that_is_in_the_way_is_refused_and_costs_nothing() {
+    // The memory of a file that was there already was lost until the next start.
+    let _watchdog = watchdog("restart", LIMIT);
+    let place = Place::shm(4);
+    let name = place.path().file_name().unwrap().to_owned();
+    let path = std::path::Path::new("/dev/shm").join(name);
+    fs::write(&path, "somebody else's").unwrap();
+    for more in [&[][..], &["--fresh"]] {
+        let said = place.refusal(ACTOR, &place.device(4), more);
+        assert!(said.contains(&*path.to_string_lossy()), "{said}");
+    }
+    assert_eq!(fs::read(&path).unwrap(), b"somebody else's");
+    fs::remove_file(&path).unwrap();
+    let _server = place.serve(ACTOR);
+    let handler = place.handler(plain(&[65_536]));
+    let mut pages = Vec::new();
+    while let Ok(page) = handler.alloc(65_536) {
+        pages.push(page);
+    }
+    assert_eq!(pages.len(), 64);
 }
 
 #[test]
@@ -380,7 +620,9 @@ fn a_free_list_is_as_good_after_a_restart_as_before() {
     let handler = place.handler(plain(&[]));
     // Regions of two page sizes in turn, then all of them free.
     for index in 0..8 {
-        let page = handler.alloc_in(if index % 2 == 0 { 1 << 20 } else { 2 << 20 }, 100).unwrap();
+        let page = handler
+            .alloc_in(if index % 2 == 0 { 1 << 20 } else { 2 << 20 }, 100)
+            .unwrap();
         handler.store(&key(&format!("k{index}")), page).unwrap();
     }
     for index in 0..8 {
@@ -448,13 +690,20 @@ fn fifty_ends_of_every_process_leave_nothing_behind_and_it_always_starts() {
             };
             // Books of clients that were killed with the server are swept by the next start.
             let left = with_books(left);
-            assert_eq!(*seen.get_or_insert_with(|| left.clone()), left, "round {round}");
+            assert_eq!(
+                *seen.get_or_insert_with(|| left.clone()),
+                left,
+                "round {round}"
+            );
             if round == 10 {
                 grown = place.state_bytes();
             }
         }
         let bytes = place.state_bytes();
-        assert!(bytes < grown * 4 + (1 << 20), "{grown} bytes have become {bytes}");
+        assert!(
+            bytes < grown * 4 + (1 << 20),
+            "{grown} bytes have become {bytes}"
+        );
         // The last one finds everything free again.
         let server = place.serve(ACTOR);
         let handler = place.handler(plain(&[65_536]));

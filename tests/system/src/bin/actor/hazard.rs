@@ -41,7 +41,11 @@ pub(crate) fn fork(socket: &Path) {
 pub(crate) fn fork_server(dir: &Path) {
     let (engine, door, state) = server::open(dir, "8");
     let inside = Arc::clone(&engine);
-    let handler = Handler::embedded(move || inside.attach(None, [0; 16]), HandlerConfig::default()).unwrap();
+    let handler = Handler::embedded(
+        move || inside.attach(None, [0; 16]),
+        HandlerConfig::default(),
+    )
+    .unwrap();
     let outside = connect(door.socket(), &[]);
     let mut page = handler.alloc(1000).unwrap();
     fill(&mut page, "forked", 1);

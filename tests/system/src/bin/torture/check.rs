@@ -88,18 +88,21 @@ fn look(handler: &Handler, args: &Args, journal: &Journal) -> Result<(), Handler
             }
         }
     }
-    let missing = (0..args.names).map(name).filter(|name| !listed.contains(name));
+    let missing = (0..args.names)
+        .map(name)
+        .filter(|name| !listed.contains(name));
     let missing = missing.map(|key| Entry::Miss { key, from, to });
     journal.write_all(&missing.collect::<Vec<_>>());
 
-    let stats = settle(handler, |stats| imbalance(stats, &args.alive), &fault)?;
-    for (name, value) in stats.counters {
-        println!("counter {name} {value}");
-    }
+    settle(handler, |stats| imbalance(stats, &args.alive), &fault)?;
     if let Some(pool_bytes) = args.all_free {
         let held = |stats: &EngineStats| {
             let granted: u64 = stats.classes.iter().map(|class| class.granted).sum();
-            let held: u64 = stats.clients.iter().map(|client| client.leases + client.pins).sum();
+            let held: u64 = stats
+                .clients
+                .iter()
+                .map(|client| client.leases + client.pins)
+                .sum();
             let some = granted + stats.retired + held > 0 || stats.clients.len() > 1;
             some.then(|| "nobody is there, but something is held".to_owned())
         };
@@ -116,16 +119,16 @@ fn settle(
     handler: &Handler,
     wrong: impl Fn(&EngineStats) -> Option<String>,
     fault: &dyn Fn(Kind, String),
-) -> Result<EngineStats, HandlerError> {
+) -> Result<(), HandlerError> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let stats = handler.stats()?.engine;
         let Some(wrong) = wrong(&stats) else {
-            return Ok(stats);
+            return Ok(());
         };
         if Instant::now() > deadline {
             fault(Kind::Leaked, format!("{wrong}: {stats:?}"));
-            return Ok(stats);
+            return Ok(());
         }
         thread::sleep(Duration::from_millis(3));
     }
@@ -170,8 +173,13 @@ fn list(handler: &Handler) -> Result<Vec<ObjectInfo>, HandlerError> {
 
 /// What does not add up.
 fn imbalance(stats: &EngineStats, alive: &[u32]) -> Option<String> {
-    let sum = |of: fn(&ondol_protocol::ClassStats) -> u64| stats.classes.iter().map(of).sum::<u64>();
-    let granted: u64 = stats.clients.iter().map(|client| client.granted_pages).sum();
+    let sum =
+        |of: fn(&ondol_protocol::ClassStats) -> u64| stats.classes.iter().map(of).sum::<u64>();
+    let granted: u64 = stats
+        .clients
+        .iter()
+        .map(|client| client.granted_pages)
+        .sum();
     if granted != sum(|class| class.granted) {
         return Some(format!("clients hold {granted} pages; more are granted"));
     }
@@ -199,6 +207,12 @@ fn imbalance(stats: &EngineStats, alive: &[u32]) -> Option<String> {
 }
 
 impl Epoch<'_> {
+    /// The server's figures, if it answers.
+    pub(crate) fn figures(&self) -> Option<EngineStats> {
+        let handler = Handler::embedded(plane(&self.socket()), config()).ok()?;
+        Some(handler.stats().ok()?.engine)
+    }
+
     /// Lets all clients pause, and compares what is there with what they wrote down.
     pub(crate) fn check(&mut self, all_free: bool) -> Found {
         let deadline = Instant::now() + WATCHDOG;
@@ -227,7 +241,9 @@ impl Epoch<'_> {
         for journal in &mut self.journals {
             entries.extend(journal.news()?);
         }
-        let seen = entries.iter().filter(|entry| matches!(entry, Entry::Read { .. }));
+        let seen = entries
+            .iter()
+            .filter(|entry| matches!(entry, Entry::Read { .. }));
         self.report().verified += seen.count() as u64;
         match self.oracle.learn(entries).into_iter().next() {
             Some(fault) => Err(fault),

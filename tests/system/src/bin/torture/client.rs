@@ -69,13 +69,17 @@ pub(crate) fn config() -> HandlerConfig {
 struct Gate {
     open: Mutex<State>,
     changed: Condvar,
+    pauses: AtomicU64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Run,
     /// The how manieth time, and how many threads wait.
-    Pause { time: u64, waiting: u64 },
+    Pause {
+        time: u64,
+        waiting: u64,
+    },
     End,
 }
 
@@ -135,6 +139,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         gate: Gate {
             open: Mutex::new(State::Run),
             changed: Condvar::new(),
+            pauses: AtomicU64::new(0),
         },
         turns: AtomicU64::new(0),
         names: args.names,
@@ -159,11 +164,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 say("paused")?;
             }
             "go" => shared.gate.set(State::Run),
+            // The server has begun anew: what was granted and pinned is gone with its pool.
+            "fresh" => *shared.line.write().unwrap_or_else(PoisonError::into_inner) += 1,
             "end" => {
                 shared.gate.set(State::End);
                 break;
             }
-            other => anyhow::bail!("told {other:?}; expected pause, go or end"),
+            other => anyhow::bail!("told {other:?}; expected pause, go, fresh or end"),
         }
     }
     shared.gate.set(State::End);
@@ -193,11 +200,8 @@ impl Gate {
     /// Waits until all threads wait.
     fn pause(&self) {
         let mut state = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that wait already look at everything again.
-        let time = match *state {
-            State::Pause { time, .. } => time + 1,
-            State::Run | State::End => 0,
-        };
+        // A thread that waits already, or has not woken up since the last time, looks at everything again.
+        let time = self.pauses.fetch_add(1, Ordering::Relaxed);
         *state = State::Pause { time, waiting: 0 };
         self.changed.notify_all();
         while !matches!(*state, State::Pause { waiting, .. } if waiting >= THREADS) {

@@ -65,6 +65,8 @@ pub(crate) struct Epoch<'a> {
     pub(crate) journals: Vec<Reader>,
     pub(crate) oracle: Oracle,
     observations: u64,
+    /// The newest checkpoint that was seen.
+    checkpoint: Option<String>,
 }
 
 /// What a pool is like.
@@ -144,7 +146,17 @@ impl Run {
             may_mount: true,
             options,
         };
+        let mut said = 0;
         while !run.is_done() {
+            let kills = run.report.kills();
+            if kills >= said + 200 {
+                said = kills;
+                eprintln!(
+                    "{kills} kills, {} rounds, {:.0?}",
+                    run.report.rounds,
+                    started.elapsed()
+                );
+            }
             let dir = root.join(format!("epoch{}", run.report.epochs));
             run.report.epochs += 1;
             if let Err(fault) = run.epoch(&dir) {
@@ -176,7 +188,7 @@ impl Run {
         let kills = self.report.kills();
         // A place that is never reached shall not keep the run from its end.
         let enough = kills >= self.options.kills
-            && (self.points.all_reached(self.each) || kills >= self.options.kills * 2);
+            && (self.points.all_reached(self.each) || kills >= self.options.kills * 3);
         enough
             || self
                 .deadline
@@ -236,6 +248,7 @@ impl Run {
             clients: Vec::new(),
             journals: Vec::new(),
             observations: 0,
+            checkpoint: None,
         };
         let result = epoch.play();
         epoch.run.report.stored += epoch.oracle.stored();
@@ -264,7 +277,34 @@ impl Epoch<'_> {
                 break;
             }
         }
+        if self.run.random.once_in(2) {
+            self.begin_anew()?;
+        }
         self.end(&expected)
+    }
+
+    /// Gives the pool up under the clients that use it: they go on as new clients of an empty one, and what they hold
+    /// of the old one stays as it is.
+    fn begin_anew(&mut self) -> Found {
+        self.happen(Event::ContinueClients)?;
+        if let Some(disk) = &self.disk {
+            disk.free()?;
+        }
+        self.end_server(Signal::KILL)?;
+        self.start_server(false, None)?;
+        self.until_ready(true)?;
+        self.check(false)?;
+        self.run.report.stored += self.oracle.stored();
+        self.oracle = Oracle::new(self.settings.roomy);
+        self.end_server(Signal::KILL)?;
+        for client in &mut self.clients {
+            client.process.tell("fresh");
+        }
+        self.start_server(true, None)?;
+        self.until_ready(true)?;
+        self.check(false)?;
+        self.go();
+        self.work_until(Instant::now() + Duration::from_millis(100))
     }
 
     pub(crate) fn state_dir(&self) -> PathBuf {
@@ -283,7 +323,10 @@ impl Epoch<'_> {
         let size = self.settings.pool_bytes;
         let pool = match self.settings.device {
             Device::Shm => format!("shm:{}?size={size}", self.tag),
-            Device::Dir => format!("dir:{}?region=2MiB&size={size}", self.dir.join("pool").display()),
+            Device::Dir => format!(
+                "dir:{}?region=2MiB&size={size}",
+                self.dir.join("pool").display()
+            ),
         };
         let durability = match self.settings.durability {
             Durability::None => "none",
@@ -312,7 +355,7 @@ impl Epoch<'_> {
     /// Starts servers until one has made a new pool and ended well; what lies in the state directory and in shared
     /// memory after that. Then starts the one that finds it.
     fn begin(&mut self) -> Found<Files> {
-        for _ in 0..self.run.random.below(6) {
+        for _ in 0..4 + self.run.random.below(5) {
             let Some(shot) = self.run.points.next(Site::Fresh, &mut self.run.random) else {
                 break;
             };
@@ -342,8 +385,7 @@ impl Epoch<'_> {
         self.run.next_client += 1;
         let random = &mut self.run.random;
         let seed = random.draw() >> 8;
-        let armed = random.once_in(2);
-        let shot = if armed {
+        let shot = if !random.once_in(5) {
             self.run.points.next(Site::Client, random)
         } else {
             None
@@ -386,6 +428,7 @@ impl Epoch<'_> {
         let pause = Duration::from_millis(random.below(40));
         let client_dies_meanwhile = random.once_in(4);
 
+        self.look_at_figures();
         // The server of the last round goes, and one that is armed comes.
         self.end_server(if clean { Signal::TERM } else { Signal::KILL })?;
         if client_dies_meanwhile {
@@ -726,6 +769,23 @@ impl Epoch<'_> {
         self.end_server(Signal::KILL)
     }
 
+    /// What the server has counted since its start, if it answers.
+    fn look_at_figures(&mut self) {
+        if let Some(stats) = self.figures() {
+            let evictions = stats.counters.get("ondol_evictions_total");
+            self.run.report.evictions += evictions.copied().unwrap_or(0);
+        }
+        // A checkpoint is named by the place in the log that it stands for.
+        let names = fs::read_dir(self.state_dir().join("log"));
+        let names = names.into_iter().flatten().flatten();
+        let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let newest = names.filter(|name| name.ends_with(".image")).max();
+        if newest > self.checkpoint {
+            self.checkpoint = newest;
+            self.run.report.checkpoints += 1;
+        }
+    }
+
     fn replenish(&mut self) -> Found {
         while (self.clients.len() as u64) < self.run.options.clients {
             self.add_client()?;
@@ -790,15 +850,8 @@ impl Epoch<'_> {
             thread::sleep(Duration::from_millis(1));
         }
         while let Some(line) = observer.last_line() {
-            match line.split(' ').collect::<Vec<_>>()[..] {
-                ["observed"] => return Ok(true),
-                ["counter", "ondol_evictions_total", count] => {
-                    self.run.report.evictions += count.parse::<u64>().unwrap_or(0);
-                }
-                ["counter", name, count] if name.contains("checkpoints_total") => {
-                    self.run.report.checkpoints += count.parse::<u64>().unwrap_or(0);
-                }
-                _ => {}
+            if line == "observed" {
+                return Ok(true);
             }
         }
         Ok(false)
@@ -937,7 +990,7 @@ fn plan(random: &mut Random, window: Duration, has_disk: bool) -> Vec<(Duration,
     let mut plan = Vec::new();
     let moment =
         |random: &mut Random| Duration::from_micros(random.below(window.as_micros() as u64));
-    for _ in 0..random.below(3) {
+    if random.once_in(2) {
         plan.push((moment(random), Event::KillClient));
     }
     if random.once_in(2) {
