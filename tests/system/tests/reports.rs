@@ -1,5 +1,5 @@
 //! Faults that users of other systems reported, each as a test that it cannot happen here. The numbers name the
-//! reports.
+//! reports; `REPORTS.md` lists all of them with their tests.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -164,8 +164,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 say("paused")?;
             }
             "go" => shared.gate.set(State::Run),
-            // The server has begun anew: what was granted and pinned is gone with its pool.
-            "fresh" => *shared.line.write().unwrap_or_else(PoisonError::into_inner) += 1,
+            "fresh" => shared.begin_anew(),
             "end" => {
                 shared.gate.set(State::End);
                 break;
@@ -189,6 +188,18 @@ fn say(word: &str) -> io::Result<()> {
     let mut out = io::stdout();
     writeln!(out, "{word}")?;
     out.flush()
+}
+
+impl Shared {
+    /// The server has another pool: what was granted and pinned is gone with the old one. Until the handler has
+    /// noticed, it would give out pages that it has in stock.
+    fn begin_anew(&self) {
+        let mut line = self.line.write().unwrap_or_else(PoisonError::into_inner);
+        *line += 1;
+        while !self.handler.health().is_connected() {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
 }
 
 impl Gate {

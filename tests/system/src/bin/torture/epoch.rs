@@ -297,11 +297,11 @@ impl Epoch<'_> {
         self.run.report.stored += self.oracle.stored();
         self.oracle = Oracle::new(self.settings.roomy);
         self.end_server(Signal::KILL)?;
+        self.start_server(true, None)?;
+        self.until_ready(true)?;
         for client in &mut self.clients {
             client.process.tell("fresh");
         }
-        self.start_server(true, None)?;
-        self.until_ready(true)?;
         self.check(false)?;
         self.go();
         self.work_until(Instant::now() + Duration::from_millis(100))
