@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
@@ -33,9 +33,11 @@ struct Kept {
 /// What there is to say for a client that is not used any more.
 #[derive(Debug)]
 pub(crate) struct Farewell {
-    pub(crate) plane: Arc<dyn ControlPlane>,
-    pub(crate) stock: Arc<Stock>,
-    pub(crate) slots: Arc<LeaseSlots>,
+    plane: Arc<dyn ControlPlane>,
+    stock: Arc<Stock>,
+    slots: Arc<LeaseSlots>,
+    /// Where it can be said later.
+    place: Option<PathBuf>,
 }
 
 /// What came of saying it.
@@ -50,6 +52,19 @@ enum Said {
 }
 
 impl Farewell {
+    pub(crate) fn new(
+        plane: &Arc<dyn ControlPlane>,
+        stock: &Arc<Stock>,
+        slots: &Arc<LeaseSlots>,
+    ) -> Self {
+        Self {
+            plane: Arc::clone(plane),
+            stock: Arc::clone(stock),
+            slots: Arc::clone(slots),
+            place: plane.place().map(Path::to_owned),
+        }
+    }
+
     /// Returns what is in stock and leaves; what is not heard is kept, to be said again.
     pub(crate) fn say(self) {
         match self.attempt() {
@@ -132,14 +147,14 @@ fn take(place: &Path) -> VecDeque<Farewell> {
     let all = std::mem::take(&mut *farewells);
     let (due, others) = all
         .into_iter()
-        .partition(|farewell| farewell.plane.place() == Some(place));
+        .partition(|farewell| farewell.place.as_deref() == Some(place));
     *farewells = others;
     due
 }
 
 /// Keeps a farewell for a server that may come; the oldest is given up for it if need be.
 fn keep(farewell: Farewell) {
-    if farewell.plane.place().is_none() {
+    if farewell.place.is_none() {
         return;
     }
     let given_up = {
@@ -155,10 +170,10 @@ fn keep(farewell: Farewell) {
             None
         }
     };
-    if let Some(Farewell { plane, .. }) = given_up {
+    if let Some(Farewell { plane, place, .. }) = given_up {
         tracing::warn!(
             client = %plane.client().id,
-            place = %plane.place().unwrap_or(Path::new("")).display(),
+            place = %place.unwrap_or_default().display(),
             "more than {LIMIT} clients of this process were left while their servers were away, or with objects held, so that \
              the oldest is given up: if a server that is started again expects it back, its stock of pages, its pins and its \
              leases stay captive there until this process ends"

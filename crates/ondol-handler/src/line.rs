@@ -185,11 +185,7 @@ impl Line {
     }
 
     pub(crate) fn farewell(&self) -> Farewell {
-        Farewell {
-            plane: Arc::clone(&self.plane),
-            stock: Arc::clone(&self.stock),
-            slots: Arc::clone(&self.slots),
-        }
+        Farewell::new(&self.plane, &self.stock, &self.slots)
     }
 
     /// Gives the line up without a word: the engine does not know it any more. Objects that are still held keep their

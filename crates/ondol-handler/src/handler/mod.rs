@@ -15,7 +15,7 @@ use ondol_host::{HandlerPlugins, LoadOptions, PluginReport, Registry};
 use ondol_plugin::Key;
 use ondol_protocol::{ControlError, ControlPlane, Listing};
 use ondol_shm::ForkGuard;
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockWriteGuard};
 
 use crate::backoff::Backoff;
 use crate::line::Line;
@@ -197,17 +197,19 @@ impl Handler {
             return;
         }
         self.plugins.settle(SETTLE);
-        let _alone = self.lifecycle.write();
-        self.close_alone();
+        // A statement of its own: who comes now need not wait for what is said to the engine.
+        let line = self.take_line(&mut self.lifecycle.write());
+        if let Some(line) = line {
+            line.leave();
+        }
     }
 
-    fn close_alone(&self) {
+    /// Tells the plugins, and takes the line out of use.
+    fn take_line(&self, _alone: &mut RwLockWriteGuard<'_, ()>) -> Option<Arc<Line>> {
         if let Some(line) = &*self.line.load() {
             self.plugins.close(&**line);
         }
-        if let Some(line) = self.line.swap(None) {
-            line.leave();
-        }
+        self.line.swap(None)
     }
 
     /// Connects anew, as a new client: after a close, or to try at once whether the server is back. The old connection
@@ -222,8 +224,11 @@ impl Handler {
         }
         self.plugins.settle(SETTLE);
         let line = {
-            let _alone = self.lifecycle.write();
-            self.close_alone();
+            // Held until there is a new line, for which readers wait.
+            let mut alone = self.lifecycle.write();
+            if let Some(line) = self.take_line(&mut alone) {
+                line.leave();
+            }
             let line = self.open_line()?;
             self.line.store(Some(Arc::clone(&line)));
             line
