@@ -76,12 +76,17 @@ impl KnownRegion {
         access: Access,
         map: impl FnOnce(std::os::fd::BorrowedFd<'_>, u64) -> std::io::Result<M>,
     ) -> Result<Arc<M>, HandlerError> {
-        // Held across the request, for those only that need the same mapping and would make it twice otherwise.
+        let known = place.lock().clone();
+        if let Some(mapping) = known {
+            return Ok(mapping);
+        }
+        // Asked without the lock: readers that wait for each other's answers would wait for a server that gives none in
+        // turn.
+        let file = plane.open_backing(&self.info.handle, access)?;
         let mut mapped = place.lock();
         if let Some(mapping) = &*mapped {
             return Ok(Arc::clone(mapping));
         }
-        let file = plane.open_backing(&self.info.handle, access)?;
         let region = self.info.handle.span.region_id.0;
         let mapping = map(file.as_fd(), self.info.backing_len);
         let mapping = Arc::new(mapping.map_err(|source| HandlerError::Map { region, source })?);
