@@ -119,7 +119,8 @@ impl Engine {
         Ok(Arc::new(Self {
             directory,
             secret,
-            incarnation: u64::from_le_bytes(incarnation),
+            // 0 means none on the wire.
+            incarnation: u64::from_le_bytes(incarnation).max(1),
             share_limit: config.share_limit.unwrap_or(total / 4),
             max_page_bytes: largest,
             next_client: Mutex::new(next_client),
