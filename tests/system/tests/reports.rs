@@ -777,7 +777,7 @@ fn a_request_number_of_one_client_answers_no_other() {
         stride: PAGE,
         count: 2,
     };
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     for _ in 0..8 {
         let plane = SocketPlane::connect(server.socket(), SocketOptions::default()).unwrap();
         let pages = plane.grant(request).unwrap();

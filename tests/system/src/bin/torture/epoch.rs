@@ -341,8 +341,8 @@ impl Epoch<'_> {
             "--durability",
             durability,
             "--http=off",
-            "--log-segment=64KiB",
-            "--log-compact=128KiB",
+            "--log-segment=16KiB",
+            "--log-compact=32KiB",
             "--state-dir",
             &self.state_dir().display().to_string(),
         ]

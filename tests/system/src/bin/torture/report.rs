@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::journal::Kind;
 use crate::oracle::Fault;
-use crate::points::Points;
+use crate::points::{Points, Score};
 
 /// The figures of a run.
 #[derive(Debug, Default)]
@@ -80,13 +80,16 @@ impl Report {
         );
         let mut missing = Vec::new();
         for (name, score) in points.scores() {
-            line(
-                "",
-                format!(
-                    "{name:<34} {:>4} kills {:>3} stops {:>3} errors",
-                    score.kills, score.stops, score.errors
-                ),
-            );
+            if score.shots > 0 {
+                let Score {
+                    kills,
+                    stops,
+                    errors,
+                    ..
+                } = score;
+                let counts = format!("{kills:>4} kills {stops:>3} stops {errors:>3} errors");
+                line("", format!("{name:<34} {counts}"));
+            }
             if score.kills < each {
                 missing.push(format!("{name} ({} in {} tries)", score.kills, score.shots));
             }
