@@ -120,7 +120,7 @@ struct Worker {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let journal = Journal::create(&args.journal, args.number)?;
     // The server may just have been killed.
-    let deadline = now() + 60_000_000_000;
+    let deadline = now() + 120_000_000_000;
     let handler = loop {
         match Handler::embedded(plane(&args.socket), config()) {
             Ok(handler) => break handler,

@@ -800,13 +800,17 @@ impl Epoch<'_> {
             client.process.tell("pause");
         }
         let deadline = Instant::now() + WATCHDOG;
+        let impatient = Instant::now() + Duration::from_secs(1);
         loop {
             self.tend()?;
             let waits = |client: &Client| !client.is_paused && !client.process.is_stopped;
             if !self.clients.iter().any(waits) {
                 return Ok(());
             }
-            // They wait for a server's answers.
+            // They wait for a server's answers. One whose steps fail may let nobody in.
+            if self.may_fail() && Instant::now() > impatient {
+                self.end_server(Signal::KILL)?;
+            }
             self.ensure_server()?;
             if Instant::now() > deadline {
                 return Err(Fault::new(
