@@ -310,7 +310,7 @@ impl Engine {
     /// # Errors
     /// Why not, in words. Reads are served nevertheless.
     pub fn health(&self) -> Result<(), String> {
-        if self.closed.try_read().is_none_or(|closed| *closed) {
+        if self.is_closed() {
             return Err("the engine is closed".to_owned());
         }
         let stats = self.log_stats();
@@ -342,6 +342,11 @@ impl Engine {
                 .map_or(0, |attached| attached.pid);
         }
         stats
+    }
+
+    /// Whether the engine is closed, or is being closed now.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.try_read().is_none_or(|closed| *closed)
     }
 
     /// The client has said that it leaves: it is forgotten at once if it holds nothing, so that no later engine expects it
@@ -379,6 +384,11 @@ impl Engine {
         }
         kept.log.close()?;
         failpoint!("close.marked");
+        if let Err(error) = kept.end_run(&self.devices) {
+            // All is as it should be, but a copy that was made before would not be told from this.
+            tracing::warn!(%error, "the end of this run could not be written to the devices and beside the log");
+        }
+        failpoint!("close.run_ended");
         Ok(())
     }
 

@@ -2,9 +2,11 @@
 //!
 //! A crash at any point leaves something that the next start knows what to do with. A pool begins with its devices,
 //! then its record, then its log: without a log there is no pool, and files of a dead server are made anew. A pool that
-//! is given up ends with its log, then its files are replaced.
+//! is given up ends with its log, then its files are replaced. One that is gone on with gets a new run, by `begin_run`,
+//! when nothing can be refused any more and before the first change.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,7 +14,7 @@ use ondol_catalog::{Policy, failpoint};
 use ondol_directory::{AdoptedClient, Directory, LastRun, Recovery, Verifier};
 use ondol_memory::{
     Arena, Device, DeviceUri, Durability, Image, Log, NoJournal, OpenOptions, Pool, PoolId,
-    PoolRecord, Predecessor, Recovered,
+    PoolRecord, Predecessor, Recovered, RunId,
 };
 use ondol_protocol::ClientId;
 use ondol_shm::{BackingId, LeaseBook, Liveness, Process, ProcessIdentity, boot_id};
@@ -65,6 +67,37 @@ pub(crate) struct Kept {
     pub(crate) log: Arc<Log>,
     pub(crate) books: Books,
     pub(crate) durability: Durability,
+    /// Where the log lies.
+    pub(crate) log_dir: PathBuf,
+    /// What stands beside it.
+    pub(crate) record: PoolRecord,
+}
+
+impl Kept {
+    /// Begins a run in which nothing is served, so that a copy of the state that was made during the last one does not fit
+    /// the devices any more.
+    pub(crate) fn end_run(&self, devices: &[Device]) -> Result<(), EngineError> {
+        begin_run(&self.log_dir, &self.record, devices)?;
+        let mut record = self.record.clone();
+        record.devices = devices.iter().map(Device::record).collect();
+        record.save(&self.log_dir)?;
+        Ok(())
+    }
+}
+
+/// Gives the devices a new run. `record` is the one beside the log, and lists every run that a device may name at any
+/// moment from here on; the caller saves one that lists the new run alone. A server that is killed in between leaves
+/// devices of which some may name the new run, and others the one before: then the next start finds both in the record.
+fn begin_run(log_dir: &Path, record: &PoolRecord, devices: &[Device]) -> Result<(), EngineError> {
+    let run = RunId::generate()?;
+    let mut between = record.clone();
+    for (known, device) in between.devices.iter_mut().zip(devices) {
+        known.expect_runs(device.run().into_iter().chain([run]));
+    }
+    between.save(log_dir)?;
+    failpoint!("device.run_expected");
+    devices.iter().try_for_each(|device| device.set_run(run))?;
+    Ok(())
 }
 
 /// Devices that were opened for an engine that is to be. Until then what is new of them is unlinked when this is
@@ -191,6 +224,14 @@ fn boot(config: &EngineConfig) -> Result<String, EngineError> {
     })
 }
 
+/// The pool of the last run, as it is gone on with.
+struct Resumed {
+    directory: Directory,
+    recovery: Recovery,
+    devices: Arc<[Device]>,
+    record: PoolRecord,
+}
+
 /// What an earlier run left, and what is to become of it.
 enum Past {
     /// Nothing that was finished.
@@ -209,7 +250,7 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
-    fn log_dir(&self) -> std::path::PathBuf {
+    fn log_dir(&self) -> PathBuf {
         self.persistence.dir.join("log")
     }
 
@@ -322,19 +363,20 @@ impl Start<'_> {
         let books = self.books()?;
         self.sweep(&books, &BTreeSet::new())?;
         failpoint!("recover.devices_made");
-        self.record(pool_id, &opening.devices)
-            .save(&self.log_dir())?;
+        let run = RunId::generate()?;
+        opening
+            .devices
+            .iter()
+            .try_for_each(|device| device.set_run(run))?;
+        let record = self.record(pool_id, &opening.devices);
+        record.save(&self.log_dir())?;
         failpoint!("recover.record_saved");
         let log = Log::create(&self.log_dir(), pool_id, &pool, self.log_options())?;
         let log = Arc::new(log);
         Ok(Parts {
             directory: Directory::new(pool, Arc::<Log>::clone(&log), self.policy),
             devices: opening.finish(),
-            kept: Some(Kept {
-                log,
-                books,
-                durability: self.persistence.durability,
-            }),
+            kept: Some(self.kept(log, books, record)),
             adopted: Vec::new(),
             next_client: 1,
             restart: RestartReport {
@@ -397,8 +439,12 @@ impl Start<'_> {
         let devices_lost = opening.lost();
         let log = Arc::new(log);
         let reader = self.config.verify == Verify::Checksum;
-        let (directory, recovery, devices) =
-            self.recover(record, image, &log, opening, devices_lost, held, reader)?;
+        let Resumed {
+            directory,
+            recovery,
+            devices,
+            record,
+        } = self.recover(record, image, &log, opening, devices_lost, held, reader)?;
         self.sweep(&books, &living)?;
         for (client, reclaimed) in &recovery.dead {
             tracing::info!(
@@ -437,11 +483,7 @@ impl Start<'_> {
         Ok(Parts {
             directory,
             devices,
-            kept: Some(Kept {
-                log,
-                books,
-                durability: self.persistence.durability,
-            }),
+            kept: Some(self.kept(log, books, record)),
             adopted,
             next_client,
             restart: RestartReport {
@@ -453,7 +495,17 @@ impl Start<'_> {
         })
     }
 
-    /// Makes the directory, and then says that this boot has the pool.
+    fn kept(&self, log: Arc<Log>, books: Books, record: PoolRecord) -> Kept {
+        Kept {
+            log,
+            books,
+            durability: self.persistence.durability,
+            log_dir: self.log_dir(),
+            record,
+        }
+    }
+
+    /// Makes the directory, and then says that this boot and this run have the pool.
     #[expect(clippy::too_many_arguments, reason = "all that was found out so far")]
     fn recover(
         &self,
@@ -464,7 +516,14 @@ impl Start<'_> {
         lost: BTreeSet<BackingId>,
         adopted: Vec<AdoptedClient>,
         verify: bool,
-    ) -> Result<(Directory, Recovery, Arc<[Device]>), EngineError> {
+    ) -> Result<Resumed, EngineError> {
+        match begin_run(&self.log_dir(), record, &opening.devices) {
+            // As on a full disk. The run before goes on, and what is cached can be read.
+            Err(EngineError::Log(error)) => {
+                tracing::warn!(%error, "no new run: a copy of the state that is made now could not be told from a later one");
+            }
+            begun => begun?,
+        }
         let next = self.record(record.pool, &opening.devices);
         if next.fsync && !record.fsync {
             // What was committed until now was not made durable then.
@@ -495,7 +554,12 @@ impl Start<'_> {
             next.save(&self.log_dir())?;
         }
         failpoint!("recover.record_saved_again");
-        Ok((directory, recovery, devices))
+        Ok(Resumed {
+            directory,
+            recovery,
+            devices,
+            record: next,
+        })
     }
 
     /// The clients that are not proven dead, with their lease books.

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use ondol_engine::{Durability, Engine, EngineConfig, EngineError, Persistence, Session, Verify};
-use ondol_memory::DeviceEnv;
+use ondol_memory::{DeviceEnv, DeviceError, LogError, PoolRecord};
 use ondol_plugin::Key;
 use ondol_protocol::{
     Access, ClientId, Commit, CommitOutcome, ControlError, ControlPlane, Grant, GrantRequest, Pin,
@@ -116,13 +116,47 @@ impl Setup {
         }
     }
 
-    fn start(&self) -> Server {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "server_process", "--nocapture", "--ignored"])
+    fn of_environment() -> Self {
+        let text = |name: &str| std::env::var(name).unwrap();
+        Self {
+            root: text("ONDOL_TEST_ROOT").into(),
+            devices: text("ONDOL_TEST_DEVICES")
+                .split(' ')
+                .map(str::to_owned)
+                .collect(),
+            durability: text("ONDOL_TEST_DURABILITY").parse().unwrap(),
+            boot: text("ONDOL_TEST_BOOT"),
+            fresh: false,
+        }
+    }
+
+    /// A test of this program as a process of its own.
+    fn process(&self, test: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", test, "--nocapture", "--ignored"])
             .env("ONDOL_TEST_ROOT", &self.root)
             .env("ONDOL_TEST_DEVICES", self.devices.join(" "))
             .env("ONDOL_TEST_DURABILITY", self.durability.to_string())
-            .env("ONDOL_TEST_BOOT", &self.boot)
+            .env("ONDOL_TEST_BOOT", &self.boot);
+        command
+    }
+
+    /// Starts and stops a server; whether it came to its end.
+    fn start_and_stop(&self, failpoints: &str) -> bool {
+        let mut command = self.process("short_lived_server_process");
+        let ended = command
+            .env("ONDOL_TEST_FAILPOINTS", failpoints)
+            .output()
+            .unwrap();
+        let killed = std::os::unix::process::ExitStatusExt::signal(&ended.status) == Some(9);
+        assert!(ended.status.success() || killed, "{failpoints}: {ended:?}");
+        !killed
+    }
+
+    fn start(&self) -> Server {
+        let mut child = self
+            .process("server_process")
             .env("ONDOL_TEST_CLIENT", std::process::id().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -173,22 +207,11 @@ impl Server {
 #[test]
 #[ignore = "started by the other tests"]
 fn server_process() {
-    let Ok(root) = std::env::var("ONDOL_TEST_ROOT") else {
+    let Ok(client) = std::env::var("ONDOL_TEST_CLIENT") else {
         return;
     };
-    let text = |name: &str| std::env::var(name).unwrap();
-    let setup = Setup {
-        root: root.into(),
-        devices: text("ONDOL_TEST_DEVICES")
-            .split(' ')
-            .map(str::to_owned)
-            .collect(),
-        durability: text("ONDOL_TEST_DURABILITY").parse().unwrap(),
-        boot: text("ONDOL_TEST_BOOT"),
-        fresh: false,
-    };
-    let engine = setup.open();
-    let process = Process::of_pid(text("ONDOL_TEST_CLIENT").parse().unwrap()).unwrap();
+    let engine = Setup::of_environment().open();
+    let process = Process::of_pid(client.parse().unwrap()).unwrap();
     let client = Client::new(engine.attach(Some(&process), INSTANCE).unwrap());
     assert_eq!(client.session.client().id, ClientId(1));
     for index in 0..OBJECTS {
@@ -202,6 +225,17 @@ fn server_process() {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     engine.close().unwrap();
+}
+
+/// A server that is stopped as soon as it has started, unless a failpoint ends it before.
+#[test]
+#[ignore = "started by the other tests"]
+fn short_lived_server_process() {
+    let Ok(failpoints) = std::env::var("ONDOL_TEST_FAILPOINTS") else {
+        return;
+    };
+    ondol_catalog::arm_failpoints(&failpoints).unwrap();
+    Setup::of_environment().open().close().unwrap();
 }
 
 struct Client {
@@ -622,6 +656,183 @@ fn an_engine_that_cannot_open_leaves_pool_and_log_as_they_were() {
     assert_eq!(visible(&newcomer(&setup.open())), all());
 }
 
+/// Puts a directory aside as `cp` does.
+fn copy(from: &Path, to: &Path) {
+    let _ = std::fs::remove_dir_all(to);
+    let copied = Command::new("cp").arg("-a").args([from, to]).status();
+    assert!(copied.unwrap().success());
+}
+
+/// An older copy of the state is refused; the state of now is there again afterwards.
+fn refuse_copy(site: &Site, setup: &Setup, case: &str) {
+    let [state, older, now] = ["state", "older", "now"].map(|name| site.path(name));
+    std::fs::rename(&state, &now).unwrap();
+    copy(&older, &state);
+    for _ in 0..2 {
+        let error = Engine::open(setup.config()).unwrap_err();
+        assert!(
+            matches!(&error, EngineError::Device(DeviceError::Changed { .. })),
+            "{case}: {error}"
+        );
+        let error = error.to_string();
+        assert!(
+            error.contains("older copy") && error.contains("--fresh"),
+            "{case}: {error}"
+        );
+    }
+    std::fs::remove_dir_all(&state).unwrap();
+    std::fs::rename(&now, &state).unwrap();
+}
+
+#[test]
+fn an_older_copy_of_the_state_is_refused() {
+    let site = Site::new();
+    let cases = [
+        vec![site.shm()],
+        vec![site.dir()],
+        vec![site.dax()],
+        vec![site.shm(), site.dir()],
+    ];
+    for (devices, first_stops, second_stops) in cases
+        .iter()
+        .flat_map(|devices| [(devices, true), (devices, false)])
+        .flat_map(|(devices, first)| [(devices, first, true), (devices, first, false)])
+    {
+        let case = format!("{devices:?}, stopped: {first_stops}, {second_stops}");
+        println!("{case}");
+        let setup = Setup {
+            fresh: true,
+            ..site.setup(devices)
+        };
+        setup.open().close().unwrap();
+        let setup = Setup {
+            fresh: false,
+            ..setup
+        };
+        let server = setup.start();
+        drop(if first_stops {
+            server.stop()
+        } else {
+            server.kill()
+        });
+        copy(&site.path("state"), &site.path("older"));
+        {
+            let engine = setup.open();
+            let client = newcomer(&engine);
+            client.session.delete(&[Key::integer(5)]).unwrap();
+            client.store(OBJECTS);
+            if second_stops {
+                engine.close().unwrap();
+            }
+        }
+        refuse_copy(&site, &setup, &case);
+        let engine = setup.open();
+        assert_eq!(visible(&newcomer(&engine)), [0, 1, 3, 4, 6, 7], "{case}");
+    }
+}
+
+#[test]
+fn a_copy_of_the_state_that_was_made_while_a_server_ran_is_refused_after_it_stopped() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm(), site.dir()]);
+    let server = setup.start();
+    copy(&site.path("state"), &site.path("older"));
+    server.stop();
+    refuse_copy(&site, &setup, "hot");
+    assert_eq!(visible(&newcomer(&setup.open())), all());
+}
+
+#[test]
+fn a_copy_of_the_state_that_fits_is_as_good() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm(), site.dir()]);
+    setup.start().kill();
+    copy(&site.path("state"), &site.path("older"));
+    std::fs::remove_dir_all(site.path("state")).unwrap();
+    copy(&site.path("older"), &site.path("state"));
+    // A start that is refused for another reason leaves it so.
+    let segment = std::fs::read_dir(site.path("state/log"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "image")
+        });
+    std::fs::write(segment.unwrap(), "damaged").unwrap();
+    let error = Engine::open(setup.config()).unwrap_err();
+    assert!(matches!(error, EngineError::Log(_)), "{error}");
+    std::fs::remove_dir_all(site.path("state")).unwrap();
+    copy(&site.path("older"), &site.path("state"));
+    assert_eq!(visible(&newcomer(&setup.open())), all());
+}
+
+#[test]
+fn a_server_that_is_killed_on_its_way_between_two_runs_is_no_reason_to_refuse() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm(), site.dir(), site.dax()]);
+    setup.start().kill();
+    copy(&site.path("state"), &site.path("older"));
+    // The record is written, and each device given its run, twice at a start and a stop each.
+    let steps = [
+        ("recover.replayed", 1),
+        ("log.pool_record_written", 4),
+        ("log.pool_record_renamed", 4),
+        ("device.run_expected", 2),
+        ("device.run_set", 6),
+        ("recover.directory_made", 1),
+        ("recover.record_saved_again", 1),
+        ("close.marked", 1),
+        ("close.run_ended", 1),
+    ];
+    for (step, hits) in steps {
+        for hit in 1..=hits {
+            let failpoints = format!("{step}=kill@{hit}");
+            println!("{failpoints}");
+            // Again and again in the same place, and then at each device in turn.
+            for _ in 0..3 {
+                assert!(!setup.start_and_stop(&failpoints), "{failpoints}");
+            }
+            for hit in 1..=3 {
+                assert!(!setup.start_and_stop(&format!("device.run_set=kill@{hit}")));
+            }
+            assert!(!setup.start_and_stop(&failpoints), "{failpoints}");
+            let record = PoolRecord::load(&site.path("state/log")).unwrap().unwrap();
+            for device in &record.devices {
+                assert!((1..=2).contains(&device.runs().len()), "{record:?}");
+            }
+        }
+    }
+    // Whatever came to pass, all is there, and the copy from before is not taken for it.
+    assert!(setup.start_and_stop(""));
+    refuse_copy(&site, &setup, "after all");
+    assert_eq!(visible(&newcomer(&setup.open())), all());
+}
+
+#[test]
+fn a_record_that_was_damaged_is_no_reason_to_begin_anew() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    setup.start().kill();
+    let path = site.path("state/log/pool.json");
+    let whole = std::fs::read_to_string(&path).unwrap();
+    for (from, to) in [
+        ("boot-1", "boot-0"),
+        ("\"boot\"", "\"boou\""),
+        ("\"volatile\": true", "\"volatile\": false"),
+        ("\"fsync\": false", "\"fsync\": true"),
+    ] {
+        assert!(whole.contains(from), "{whole}");
+        std::fs::write(&path, whole.replace(from, to)).unwrap();
+        let error = Engine::open(setup.config()).unwrap_err();
+        assert!(
+            matches!(error, EngineError::Log(LogError::Corrupt { .. })),
+            "{error}"
+        );
+    }
+    std::fs::write(&path, whole).unwrap();
+    assert_eq!(visible(&newcomer(&setup.open())), all());
+}
+
 #[test]
 fn a_living_client_without_its_book_is_a_reason_to_stop() {
     let site = Site::new();
@@ -710,6 +921,25 @@ fn a_closed_engine_keeps_what_its_clients_hold_and_changes_nothing() {
     assert_eq!(engine.restart().why, "the last run was stopped cleanly");
     let client = Client::new(engine.resume(ClientId(1), table).unwrap());
     assert_eq!(client.grant(OPEN_REQUEST, 2).unwrap().len(), 2);
+}
+
+#[test]
+fn clients_keep_their_pins_though_an_engine_could_not_be_closed() {
+    let site = Site::new();
+    let setup = site.setup(&[site.dir()]);
+    let engine = setup.open();
+    let client = newcomer(&engine);
+    client.store(3);
+    assert_eq!(client.pin(3, 1), PinOutcome::Done);
+    let file = site.path("pool/ondol-000000.region");
+    let away = site.path("away");
+    std::fs::rename(&file, &away).unwrap();
+    engine.close().unwrap_err();
+    drop((client, engine));
+    std::fs::rename(&away, &file).unwrap();
+    let engine = setup.open();
+    let pins: Vec<_> = engine.stats().clients.iter().map(|it| it.pins).collect();
+    assert_eq!(pins, [1]);
 }
 
 #[test]

@@ -11,13 +11,15 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use ondol_shm::ReadMapping;
+use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open as open_file};
 
-use super::header::{Found, Header, MAX_STATE};
+use super::header::{self, Found, Header, MAX_STATE};
 use super::owner::{self, FileId, LockedFile, OwnerLock};
 use super::{
     Backing, Device, DeviceEnv, DeviceError, DeviceRecord, DeviceUri, Hold, MIN_ALIGNMENT, Medium,
-    OpenOptions, Predecessor, Source, changed, check_pool, io_error, state, unusable,
+    OpenOptions, Predecessor, RunId, Source, changed, check_pool, check_run, io_error, state,
+    unusable,
 };
 use crate::size::format_size;
 
@@ -121,18 +123,22 @@ pub(super) fn open(
     let id = FileId::of(&file).map_err(|source| io_error("examine", &path, source))?;
     let found = Header::read(file.as_fd(), align);
     let found = found.map_err(|source| io_error("read the header of", &path, source))?;
-    let kept = match &options.predecessor {
+    let (kept, run) = match &options.predecessor {
         Predecessor::Keep(record) => {
             check_header(uri, &path, &found, align..len, record, options)?;
-            true
+            let run = header::read_run(file.as_fd(), align);
+            let run = run.map_err(|source| io_error("read the header of", &path, source))?;
+            check_run(uri, run, record)?;
+            (true, run)
         }
         Predecessor::Unknown | Predecessor::Replace => {
             check_not_needed(uri, &path, &found, options)?;
             write_header(uri, &path, &file, align, len, options)?;
-            false
+            (false, None)
         }
     };
-    lock.record(None, options)?;
+    // The run stands in the header, which outlives the lock file.
+    lock.record(None, None, options)?;
     lock.set_disposable(false);
     Ok(Device {
         uri: DeviceUri::Dax {
@@ -152,6 +158,7 @@ pub(super) fn open(
         whole_backing_regions: false,
         volatile: false,
         kept,
+        run: Mutex::new(run),
         hold: Hold::Dax(lock),
     })
 }
@@ -246,6 +253,14 @@ fn write_header(
     header
         .write(file.as_fd(), align)
         .map_err(|source| io_error("write the header of", path, source))
+}
+
+/// Writes that the device is used in `run` from now on.
+pub(super) fn set_run(lock: &OwnerLock, backing: &Backing, run: RunId) -> Result<(), DeviceError> {
+    lock.check_home()?;
+    let write = || header::write_run(backing.open_write()?.as_fd(), backing.usable.start, run);
+    let path = backing.path().unwrap_or(Path::new("memory"));
+    write().map_err(|source| io_error("write the header of", path, source))
 }
 
 fn number(path: &Path) -> Option<u64> {

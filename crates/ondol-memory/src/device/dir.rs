@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, fsync, open as open_file};
 use rustix::io::Errno;
 
@@ -19,8 +20,8 @@ use super::owner::{FileId, OwnerLock, unlink};
 use super::room::{self, FileSystem};
 use super::{
     Backing, Device, DeviceEnv, DeviceError, DeviceRecord, DeviceUri, Hold, MIN_ALIGNMENT, Medium,
-    OpenOptions, Predecessor, Source, base_page_size, changed, check_pool, io_error, open_kept,
-    page_size_of, set_access, unusable,
+    OpenOptions, Predecessor, RunId, Source, base_page_size, changed, check_pool, check_run,
+    io_error, open_kept, page_size_of, set_access, unusable,
 };
 use crate::size::format_size;
 
@@ -53,7 +54,7 @@ impl DirClaim {
         }
         // Before the first file is removed or made: were this process killed then, the next would know them for its
         // own, and the last owner's server would see that they were given up.
-        lock.record(None, options)?;
+        lock.record(None, None, options)?;
         sync_directory(&path)?;
         lock.set_disposable(true);
         let claim = Self {
@@ -73,7 +74,7 @@ impl DirClaim {
         region: u64,
         record: &DeviceRecord,
         options: &OpenOptions,
-    ) -> Result<(Self, Vec<Backing>), DeviceError> {
+    ) -> Result<(Self, Vec<Backing>, Option<RunId>), DeviceError> {
         let listed = record.files.len() as u64;
         let listed_len = record.files.first().map_or(0, |file| file.len);
         if (listed, listed_len) != (count, region) {
@@ -95,6 +96,8 @@ impl DirClaim {
         };
         lock.check_reserved(&path, options)?;
         check_pool(device, owner.pool, options)?;
+        let run = owner.run;
+        check_run(device, run, record)?;
         let mut backings = Vec::with_capacity(record.files.len());
         for (index, expected) in (0..).zip(&record.files) {
             let path = path.join(region_name(index));
@@ -106,14 +109,14 @@ impl DirClaim {
                 options,
             )?);
         }
-        lock.record(None, options)?;
+        lock.record(None, run, options)?;
         lock.set_disposable(false);
         let claim = Self {
             path,
             lock,
             complete: true,
         };
-        Ok((claim, backings))
+        Ok((claim, backings, run))
     }
 
     fn into_device(
@@ -122,6 +125,7 @@ impl DirClaim {
         region: u64,
         volatile: bool,
         kept: bool,
+        run: Option<RunId>,
     ) -> Result<Device, DeviceError> {
         let page_size = match backings.first() {
             Some(first) if volatile => {
@@ -143,8 +147,13 @@ impl DirClaim {
             whole_backing_regions: true,
             volatile,
             kept,
+            run: Mutex::new(run),
             hold: Hold::Dir(self),
         })
+    }
+
+    pub(super) fn set_run(&self, run: RunId) -> Result<(), DeviceError> {
+        self.lock.set_run(run)
     }
 
     pub(super) fn remove_files(&self) -> Result<(), DeviceError> {
@@ -265,8 +274,8 @@ pub(super) fn open(
 
     let volatile = file_system == FileSystem::Memory;
     if let Predecessor::Keep(record) = &options.predecessor {
-        let (claim, backings) = DirClaim::keep(uri, path, count, region, record, options)?;
-        return claim.into_device(backings, region, volatile, true);
+        let (claim, backings, run) = DirClaim::keep(uri, path, count, region, record, options)?;
+        return claim.into_device(backings, region, volatile, true, run);
     }
 
     let mut claim = DirClaim::take(path, options)?;
@@ -278,7 +287,7 @@ pub(super) fn open(
     sync_directory(&claim.path)?;
     claim.complete = true;
     claim.lock.set_disposable(false);
-    claim.into_device(backings, region, volatile, false)
+    claim.into_device(backings, region, volatile, false, None)
 }
 
 fn sync_directory(path: &Path) -> Result<(), DeviceError> {

@@ -13,7 +13,19 @@
 //! | 40 | 8 | end of what is used |
 //! | 48 | 8 | XXH3-64 of bytes 0 to 47 and the path |
 //! | 56 | 8 | reserved, zero |
-//! | 64 | | path of the state directory |
+//! | 64 | up to 3840 | path of the state directory |
+//! | 3904 | 64 | a run |
+//! | 3968 | 64 | a run |
+//!
+//! All but the runs is written once, when the pool begins. A run is written to the place of the older one, so that a write
+//! that is cut off leaves the other:
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 8 | 1 above that of the other one; the higher one counts |
+//! | 8 | 8 | run |
+//! | 16 | 8 | XXH3-64 of bytes 0 to 15 |
+//! | 24 | 40 | reserved, zero |
 
 use std::ffi::OsStr;
 use std::io;
@@ -28,7 +40,7 @@ use ondol_plugin::{RegionId, RegionSpan};
 use ondol_shm::{PageBytes, PageId, ReadMapping, WriteMapping, WriteRegion, write_back};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::PoolId;
+use super::{PoolId, RunId};
 
 /// Bytes at the start of the device that hold Maru's header and this one.
 const BLOCK: u64 = 4096;
@@ -37,8 +49,12 @@ const FIXED: usize = 64;
 const MAGIC: &[u8; 8] = b"ONDOLDAX";
 const VERSION: u32 = 1;
 
+/// Where the two runs stand, and how long each is.
+const RUNS: usize = BLOCK as usize - START - 2 * RUN;
+const RUN: usize = 64;
+
 /// The longest path of a state directory that fits.
-pub(super) const MAX_STATE: usize = BLOCK as usize - START - FIXED;
+pub(super) const MAX_STATE: usize = RUNS - FIXED;
 
 /// Who a device belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,16 +111,12 @@ impl Header {
         if !bytes.starts_with(MAGIC) {
             return Found::Nothing;
         }
-        let number = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
+        let number = |at| number(bytes, at);
         let (version, state_len) = (number(8) as u32, (number(8) >> 32) as usize);
         if version != VERSION {
             return Found::OtherVersion(version);
         }
-        let Some(state) = bytes[FIXED..].get(..state_len) else {
+        let Some(state) = bytes[FIXED..RUNS].get(..state_len) else {
             return Found::Damaged;
         };
         if number(48) != checksum(&bytes[..48], state) {
@@ -118,6 +130,45 @@ impl Header {
             state: (state_len != 0).then(|| PathBuf::from(OsStr::from_bytes(state))),
         })
     }
+}
+
+/// The run in which the device was used last; `None` if none was written since its pool began.
+pub(super) fn read_run(device: BorrowedFd<'_>, mapped: u64) -> io::Result<Option<RunId>> {
+    let last = last_run(&block(device, mapped)?[START..]);
+    Ok(last.map(|(_, run)| run))
+}
+
+/// Writes that the device is used in `run` from now on, and waits until that is durable.
+pub(super) fn write_run(device: BorrowedFd<'_>, mapped: u64, run: RunId) -> io::Result<()> {
+    let mut block = block(device, mapped)?;
+    let number = last_run(&block[START..]).map_or(0, |(number, _)| number) + 1;
+    let at = START + RUNS + RUN * (number % 2) as usize;
+    block[at..at + RUN].copy_from_slice(&run_bytes(number, run));
+    write_back(&ReadMapping::new(device, mapped)?, 0..BLOCK)
+}
+
+/// The later one of the two runs that is whole, and its number.
+fn last_run(bytes: &[u8]) -> Option<(u64, RunId)> {
+    let runs = bytes[RUNS..].chunks_exact(RUN).filter_map(|bytes| {
+        let (count, run) = (number(bytes, 0), RunId(number(bytes, 8)));
+        (*bytes == run_bytes(count, run)).then_some((count, run))
+    });
+    runs.max()
+}
+
+fn run_bytes(count: u64, run: RunId) -> [u8; RUN] {
+    let mut bytes = [0; RUN];
+    bytes[..8].copy_from_slice(&count.to_le_bytes());
+    bytes[8..16].copy_from_slice(&run.0.to_le_bytes());
+    let sum = checksum(&bytes[..16], &[]);
+    bytes[16..24].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
 }
 
 fn checksum(fixed: &[u8], state: &[u8]) -> u64 {
@@ -203,6 +254,42 @@ mod tests {
         let sum = xxhash_rust::xxh3::xxh3_64(&covered);
         assert_eq!(bytes[48..56], sum.to_le_bytes());
         assert_eq!(&bytes[56..78], b"\0\0\0\0\0\0\0\0/var/lib/ondol");
+    }
+
+    #[test]
+    fn the_last_run_that_was_written_whole_counts() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let (read, write) = (
+            || read_run(file.as_fd(), 4096).unwrap(),
+            |run| write_run(file.as_fd(), 4096, RunId(run)).unwrap(),
+        );
+        header().write(file.as_fd(), 4096).unwrap();
+        assert_eq!(read(), None);
+        let mut before = None;
+        for run in [7, 9, 7, 0, u64::MAX] {
+            let mut old = [0; 4096];
+            rustix::io::pread(&file, &mut old, 0).unwrap();
+            write(run);
+            assert_eq!(read(), Some(RunId(run)));
+            let mut new = [0; 4096];
+            rustix::io::pread(&file, &mut new, 0).unwrap();
+            // Cut off anywhere, the one before is still there.
+            let changed: Vec<_> = (0..4096).filter(|at| old[*at] != new[*at]).collect();
+            let mut torn = old;
+            for at in &changed[..changed.len() - 1] {
+                torn[*at] = new[*at];
+                assert_eq!(last_run(&torn[START..]).map(|(_, run)| run), before);
+            }
+            before = Some(RunId(run));
+        }
+        assert_eq!(
+            Header::read(file.as_fd(), 4096).unwrap(),
+            Found::Header(header())
+        );
+        // A new pool has none.
+        header().write(file.as_fd(), 4096).unwrap();
+        assert_eq!(read(), None);
     }
 
     #[test]

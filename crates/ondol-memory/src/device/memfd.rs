@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::allocate::{allocate, populate};
@@ -63,6 +64,7 @@ pub(super) fn open(
         whole_backing_regions: false,
         volatile: true,
         kept: false,
+        run: Mutex::new(None),
         hold: Hold::Nothing,
     })
 }

@@ -32,12 +32,13 @@ use std::time::Instant;
 
 use ondol_catalog::failpoint;
 use ondol_shm::{ReadMapping, write_back};
+use parking_lot::Mutex;
 use rustix::fs::{CWD, FileType, Mode, OFlags, fchmod, fdatasync, fstat, openat};
 use rustix::io::Errno;
 
 use crate::size::format_size;
 use identity::FileRecord;
-pub use identity::{DeviceRecord, PoolId, PoolIdError, Predecessor};
+pub use identity::{DeviceRecord, PoolId, PoolIdError, Predecessor, RunId, RunIdError};
 pub use leftovers::{Leftover, Standing, find_leftover_dir, find_leftovers};
 use owner::{FileId, LockedFile};
 pub use uri::{DEFAULT_SHM_NAME, DeviceUri, UriError};
@@ -186,7 +187,7 @@ pub enum DeviceError {
     },
     /// The device is not the one that the log tells of.
     #[error(
-        "{device} is not as the last server left it: {found}; expected {expected}; restore it, or give up what was cached and start empty with `ondol serve --fresh`"
+        "{device} is not as the last server left it: {found}; expected {expected}; bring back what was there, or give up what was cached and start empty with `ondol serve --fresh`"
     )]
     Changed {
         /// The device.
@@ -216,6 +217,7 @@ pub struct Device {
     whole_backing_regions: bool,
     volatile: bool,
     kept: bool,
+    run: Mutex<Option<RunId>>,
     // After the backings, so that the lock goes last.
     hold: Hold,
 }
@@ -328,7 +330,36 @@ impl Device {
             uri: self.uri.clone(),
             volatile: self.volatile,
             files: self.backings.iter().map(Backing::record).collect(),
+            runs: self.run().into_iter().collect(),
         }
+    }
+
+    /// The run that the device names; `None` if it is new, or was last used by a version that did not name runs.
+    pub fn run(&self) -> Option<RunId> {
+        *self.run.lock()
+    }
+
+    /// Writes to the device that it is used in `run` from now on, so that no record of an earlier run fits it any more.
+    /// The record that the next server will read must list that run before, by [`DeviceRecord::expect_runs`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Io`] if the system refuses. Then the device names the new run or the one before.
+    pub fn set_run(&self, run: RunId) -> Result<(), DeviceError> {
+        let mut last = self.run.lock();
+        match &self.hold {
+            // Nobody can find it once this process is gone.
+            Hold::Nothing => return Ok(()),
+            Hold::Name(claim) => claim.set_run(run)?,
+            Hold::Dir(claim) => claim.set_run(run)?,
+            Hold::Dax(lock) => {
+                for backing in &self.backings {
+                    dax::set_run(lock, backing, run)?;
+                }
+            }
+        }
+        failpoint!("device.run_set");
+        *last = Some(run);
+        Ok(())
     }
 
     /// Makes every byte durable, as far as the device can: nothing is done for one that is memory.
@@ -534,6 +565,33 @@ fn check_pool(
         device,
         format!("it belongs to {}", words(found)),
         words(options.pool),
+    ))
+}
+
+/// Refuses a device that was used since the record was written, or another one in its place. One that names no run was
+/// last used by a version that did not name runs.
+fn check_run(
+    device: &DeviceUri,
+    found: Option<RunId>,
+    record: &DeviceRecord,
+) -> Result<(), DeviceError> {
+    let Some(found) = found.filter(|run| !record.runs.contains(run)) else {
+        return Ok(());
+    };
+    let known = match &record.runs[..] {
+        [] => "none".to_owned(),
+        runs => {
+            let runs: Vec<_> = runs.iter().map(|run| format!("run {run}")).collect();
+            runs.join(" or ")
+        }
+    };
+    Err(changed(
+        device,
+        format!("it was last used in run {found}"),
+        format!(
+            "{known}, the last one that the state directory knows: that is an older copy, or the device was used with \
+             another one since. Its log does not tell what the device holds now"
+        ),
     ))
 }
 

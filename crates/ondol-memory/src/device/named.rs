@@ -5,13 +5,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use ondol_catalog::failpoint;
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, linkat, open};
 use rustix::io::Errno;
 
 use super::owner::{FileId, LockedFile, OwnerLock, unlink_ours};
 use super::{
     Backing, Device, DeviceError, DeviceRecord, DeviceUri, Hold, MIN_ALIGNMENT, Medium,
-    OpenOptions, Source, changed, check_pool, io_error, open_kept, set_access,
+    OpenOptions, RunId, Source, changed, check_pool, check_run, io_error, open_kept, set_access,
 };
 use crate::size::format_size;
 
@@ -29,6 +30,8 @@ pub(super) struct NamedFile {
     pub(super) file: LockedFile,
     pub(super) id: FileId,
     pub(super) len: u64,
+    /// When it was used last, where that is known.
+    run: Option<RunId>,
 }
 
 impl NameClaim {
@@ -45,12 +48,12 @@ impl NameClaim {
             lock.check_reserved(&path, options)?;
             // Were this process killed now, the next one would know the file for its own, and the last owner's server
             // would see that it was given up.
-            lock.record(Some(*id), options)?;
+            lock.record(Some(*id), None, options)?;
             unlink_ours(&path, *id).map_err(|source| io_error("remove", &path, source))?;
         }
         // From here on the lock file names nobody's file, but tells who is about to make one.
         lock.set_disposable(true);
-        lock.record(None, options)?;
+        lock.record(None, None, options)?;
         Ok(Self {
             path,
             lock,
@@ -91,6 +94,8 @@ impl NameClaim {
         };
         lock.check_reserved(&path, options)?;
         check_pool(device, owner.pool, options)?;
+        let run = owner.run;
+        check_run(device, run, record)?;
         let failed = |source: io::Error| io_error("open", &path, source);
         let file = open_kept(device, &path, true, expected)?;
         let id = FileId::of(&file).map_err(failed)?;
@@ -109,7 +114,7 @@ impl NameClaim {
             return Err(lock.also_in_use(&path));
         };
         set_access(&file, &path, options)?;
-        lock.record(Some(id), options)?;
+        lock.record(Some(id), run, options)?;
         lock.set_disposable(false);
         let claim = Self {
             path,
@@ -117,7 +122,7 @@ impl NameClaim {
             published: Some(id),
         };
         let len = expected.len;
-        Ok((claim, NamedFile { file, id, len }))
+        Ok((claim, NamedFile { file, id, len, run }))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -148,7 +153,7 @@ impl NameClaim {
             .map_err(failed)?
             .ok_or_else(|| failed(io::Error::other("a new file is already locked")))?;
         // In this order a file that has the name is always one that the lock file names.
-        self.lock.record(Some(id), options)?;
+        self.lock.record(Some(id), None, options)?;
         let unnamed = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         match linkat(CWD, unnamed, CWD, &self.path, AtFlags::SYMLINK_FOLLOW) {
             Ok(()) => {}
@@ -163,7 +168,12 @@ impl NameClaim {
         failpoint!("device.link");
         self.published = Some(id);
         self.lock.set_disposable(false);
-        Ok(NamedFile { file, id, len })
+        Ok(NamedFile {
+            file,
+            id,
+            len,
+            run: None,
+        })
     }
 
     /// The device that the name's file makes.
@@ -189,8 +199,13 @@ impl NameClaim {
             whole_backing_regions: false,
             volatile: true,
             kept,
+            run: Mutex::new(file.run),
             hold: Hold::Name(self),
         }
+    }
+
+    pub(super) fn set_run(&self, run: RunId) -> Result<(), DeviceError> {
+        self.lock.set_run(run)
     }
 
     pub(super) fn remove_files(&self) -> Result<(), DeviceError> {

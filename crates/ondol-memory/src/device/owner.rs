@@ -11,12 +11,14 @@
 //! file 26 1037
 //! pool 5d3b2a…
 //! state /var/lib/ondol
+//! run 91c03e…
 //! end
 //! ```
 //!
 //! `start` is the process's start time in clock ticks since boot; `file` is device and inode number of the file,
 //! and stands only where the device is one file. A file at the device's name that no lock file names was not
-//! made by us. `pool` and `state` stand where a log tells what the device holds, and say where that lies.
+//! made by us. `pool` and `state` stand where a log tells what the device holds, and say where that lies; `run` says when
+//! the device was used last, and stands where no header in the device does.
 
 use std::fmt;
 use std::fs;
@@ -32,7 +34,7 @@ use ondol_shm::{ForkGuard, boot_id, process_start_time};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open};
 use rustix::io::Errno;
 
-use super::{DeviceError, OpenOptions, PoolId, Predecessor, io_error, state};
+use super::{DeviceError, OpenOptions, PoolId, Predecessor, RunId, io_error, state};
 
 const MAGIC: &str = "ondol-owner 1";
 
@@ -154,10 +156,16 @@ pub(super) struct OwnerRecord {
     pub(super) pool: Option<PoolId>,
     /// The state directory whose log tells what the device holds.
     pub(super) state: Option<PathBuf>,
+    /// The run in which the device was used last.
+    pub(super) run: Option<RunId>,
 }
 
 impl OwnerRecord {
-    fn of_this_process(file: Option<FileId>, options: &OpenOptions) -> io::Result<Self> {
+    fn of_this_process(
+        file: Option<FileId>,
+        run: Option<RunId>,
+        options: &OpenOptions,
+    ) -> io::Result<Self> {
         let pid = process::id();
         Ok(Self {
             pid,
@@ -166,6 +174,7 @@ impl OwnerRecord {
             file,
             pool: options.pool,
             state: options.state.as_deref().map(state::full_path),
+            run,
         })
     }
 
@@ -179,7 +188,7 @@ impl OwnerRecord {
             return None;
         }
         let (mut pid, mut start, mut boot) = (None, None, None);
-        let (mut file, mut pool, mut state) = (None, None, None);
+        let (mut file, mut pool, mut state, mut run) = (None, None, None, None);
         for line in lines {
             let (name, value) = line.split_once(' ').unwrap_or((line, ""));
             match name {
@@ -195,6 +204,7 @@ impl OwnerRecord {
                 }
                 "pool" => pool = Some(value.parse().ok()?),
                 "state" => state = Some(state::unescape(value)?),
+                "run" => run = Some(value.parse().ok()?),
                 // What follows is the rest of a longer record, if the writer was killed before it cut the file.
                 "end" => {
                     return Some(Self {
@@ -204,6 +214,7 @@ impl OwnerRecord {
                         file,
                         pool,
                         state,
+                        run,
                     });
                 }
                 _ => return None,
@@ -234,6 +245,9 @@ impl fmt::Display for OwnerRecord {
         }
         if let Some(state) = &self.state {
             writeln!(f, "state {}", state::escape(state))?;
+        }
+        if let Some(run) = self.run {
+            writeln!(f, "run {run}")?;
         }
         writeln!(f, "end")
     }
@@ -331,25 +345,43 @@ impl OwnerLock {
         }
     }
 
-    /// Writes that this process owns the device, which is now `file`.
+    /// Writes that this process owns the device, which is now `file`, and was last used in `run`.
     pub(super) fn record(
         &self,
         file: Option<FileId>,
+        run: Option<RunId>,
         options: &OpenOptions,
     ) -> Result<(), DeviceError> {
+        OwnerRecord::of_this_process(file, run, options)
+            .and_then(|record| self.write(&record))
+            .map_err(|source| io_error("write", &self.path, source))?;
+        failpoint!("device.record");
+        Ok(())
+    }
+
+    /// Writes that the device is used in `run` from now on.
+    pub(super) fn set_run(&self, run: RunId) -> Result<(), DeviceError> {
+        self.check_home()?;
         let write = || {
-            let text = OwnerRecord::of_this_process(file, options)?.to_string();
-            let written = rustix::io::pwrite(&self.file, text.as_bytes(), 0)?;
-            if written != text.len() {
-                return Err(Errno::NOSPC.into());
-            }
-            ftruncate(&self.file, text.len() as u64)?;
-            // On a disk the record must not be lost while the files that it names are kept.
-            rustix::fs::fsync(&self.file)?;
-            failpoint!("device.record");
-            Ok(())
+            let record = read(&self.file)?;
+            let mut record = record
+                .ok_or_else(|| io::Error::other("somebody else has written to this lock file"))?;
+            record.run = Some(run);
+            self.write(&record)
         };
         write().map_err(|source| io_error("write", &self.path, source))
+    }
+
+    fn write(&self, record: &OwnerRecord) -> io::Result<()> {
+        let text = record.to_string();
+        let written = rustix::io::pwrite(&self.file, text.as_bytes(), 0)?;
+        if written != text.len() {
+            return Err(Errno::NOSPC.into());
+        }
+        ftruncate(&self.file, text.len() as u64)?;
+        // On a disk the record must not be lost while the files that it names are kept.
+        rustix::fs::fsync(&self.file)?;
+        Ok(())
     }
 
     /// Whether the lock file is unlinked with this value, as there is nothing left that it could name.
@@ -368,7 +400,7 @@ impl OwnerLock {
             return Ok(());
         }
         let reason = "this is a forked child of the process that owns the device";
-        Err(io_error("remove", &self.path, io::Error::other(reason)))
+        Err(io_error("change", &self.path, io::Error::other(reason)))
     }
 
     /// Unlinks the lock file. The lock stays, but no longer keeps others from the name.
@@ -453,11 +485,15 @@ mod tests {
             state: Some(PathBuf::from("/no such/place\nend")),
             ..OpenOptions::default()
         };
-        for (file, options) in [
-            (None, &OpenOptions::default()),
-            (Some(FileId { dev: 26, ino: 1037 }), &with_log),
+        for (file, run, options) in [
+            (None, None, &OpenOptions::default()),
+            (
+                Some(FileId { dev: 26, ino: 1037 }),
+                Some(RunId(0x91)),
+                &with_log,
+            ),
         ] {
-            let record = OwnerRecord::of_this_process(file, options).unwrap();
+            let record = OwnerRecord::of_this_process(file, run, options).unwrap();
             assert_eq!((record.pool, &record.state), (options.pool, &options.state));
             assert_eq!(
                 OwnerRecord::parse(&record.to_string()),
@@ -470,7 +506,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_refused() {
-        let record = OwnerRecord::of_this_process(None, &OpenOptions::default());
+        let record = OwnerRecord::of_this_process(None, None, &OpenOptions::default());
         let record = record.unwrap().to_string();
         for text in [
             "",
@@ -480,6 +516,7 @@ mod tests {
             &record.replace("pid ", "pid x"),
             &record.replace("end", "pool 12\nend"),
             &record.replace("end", "state %\nend"),
+            &record.replace("end", "run 12\nend"),
         ] {
             assert_eq!(OwnerRecord::parse(text), None, "{text:?}");
         }

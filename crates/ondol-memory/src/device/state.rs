@@ -5,15 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
 use super::PoolId;
-
-/// What is read of the file in which a log names its pool.
-#[derive(Deserialize)]
-struct LoggedPool {
-    pool: PoolId,
-}
+use crate::{LogError, PoolRecord};
 
 /// The path by which other processes find `state`, too.
 pub(super) fn full_path(state: &Path) -> PathBuf {
@@ -24,15 +17,11 @@ pub(super) fn full_path(state: &Path) -> PathBuf {
 
 /// Whether the log in the directory `state` tells what the devices of `pool` hold. If in doubt it does.
 pub(super) fn has_log_of(state: &Path, pool: Option<PoolId>) -> bool {
-    match fs::read(state.join("log/pool.json")) {
-        Ok(text) => serde_json::from_slice::<LoggedPool>(&text)
-            .ok()
-            .zip(pool)
-            .is_none_or(|(logged, pool)| logged.pool == pool),
-        Err(error) => !matches!(
-            error.kind(),
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-        ),
+    match PoolRecord::load(&state.join("log")) {
+        Ok(Some(record)) => pool.is_none_or(|pool| record.pool == pool),
+        Ok(None) => false,
+        Err(LogError::Io { source, .. }) => source.kind() != io::ErrorKind::NotADirectory,
+        Err(_) => true,
     }
 }
 
@@ -117,7 +106,10 @@ mod tests {
         let file = root.path().join("log/pool.json");
         fs::write(
             &file,
-            format!(r#"{{"pool":"{}","boot":"x"}}"#, PoolId([1; 16])),
+            format!(
+                r#"{{"pool":"{}","boot":"x","devices":[]}}"#,
+                PoolId([1; 16])
+            ),
         )
         .unwrap();
         assert!(has_log_of(root.path(), ours));

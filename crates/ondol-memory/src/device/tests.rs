@@ -64,6 +64,9 @@ fn first_page(file: impl AsFd, len: u64) -> ondol_shm::PageBytes {
     region.claim(page, 4096).unwrap()
 }
 
+/// What a helper gives to the device that it holds.
+const HOLDERS_RUN: RunId = RunId(0xf00d);
+
 /// This test binary again, as another process that holds a device.
 struct Holder {
     child: Child,
@@ -103,6 +106,7 @@ impl Holder {
             .env("ONDOL_TEST_SYS", &env.sysfs_root)
             .env("ONDOL_TEST_PREDECESSOR", predecessor)
             .env("ONDOL_TEST_FAILPOINTS", failpoints)
+            .env("ONDOL_TEST_RUN", HOLDERS_RUN.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
@@ -165,6 +169,9 @@ fn helper_process() {
     };
     ondol_catalog::arm_failpoints(&var("ONDOL_TEST_FAILPOINTS").unwrap()).unwrap();
     let mut device = Device::open(&uri, &env, &options).unwrap();
+    device
+        .set_run(var("ONDOL_TEST_RUN").unwrap().parse().unwrap())
+        .unwrap();
     let record = serde_json::to_string(&device.record()).unwrap();
     println!("\ndevice held {record}");
     io::stdout().flush().unwrap();

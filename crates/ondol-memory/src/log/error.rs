@@ -28,8 +28,8 @@ pub enum LogError {
     /// Bytes that were written whole are not what they were.
     #[error(
         "the log is damaged: {file}, byte {offset}: found {found}; expected {expected}. What comes after cannot be \
-         trusted, as pages may have been used anew since. Bring the file back from a copy, or start with \
-         `ondol serve --fresh`, which begins with an empty pool"
+         trusted, as pages may have been used anew since. Bring the whole log back from a copy that was made after its last \
+         server had ended, or start with `ondol serve --fresh`, which begins with an empty pool"
     )]
     Corrupt {
         /// The file.
@@ -64,16 +64,6 @@ pub enum LogError {
         found: u32,
         /// The format of this build.
         expected: u32,
-    },
-    /// The record of the pool cannot be read.
-    #[error(
-        "{file} is no record of a pool: {reason}. Bring it back from a copy, or start with `ondol serve --fresh`"
-    )]
-    PoolRecord {
-        /// The file.
-        file: PathBuf,
-        /// Why not.
-        reason: String,
     },
 }
 

@@ -308,6 +308,65 @@ fn a_device_of_another_pool_is_refused() {
 }
 
 #[test]
+fn a_device_that_was_used_since_is_refused() {
+    for place in Place::all() {
+        let [first, second] = [1, 2].map(RunId);
+        let device = place.fresh();
+        fill(&device);
+        assert_eq!((device.run(), device.record().runs()), (None, &[][..]));
+        let without = device.record();
+        device.set_run(first).unwrap();
+        let old = device.record();
+        assert_eq!((device.run(), old.runs()), (Some(first), &[first][..]));
+        drop(device);
+
+        let device = place.keep(&old).unwrap();
+        assert_eq!(device.run(), Some(first));
+        // Until it is said, nothing changes.
+        drop(device);
+        let device = place.keep(&old).unwrap();
+        device.set_run(second).unwrap();
+        let now = device.record();
+        drop(device);
+        for record in [&old, &without] {
+            let text = place.changed(record);
+            assert!(
+                text.contains(&format!("last used in run {second}")),
+                "{text}"
+            );
+            assert!(text.contains("older copy"), "{text}");
+        }
+        assert!(place.changed(&old).contains(&format!("run {first}")));
+        // A server that may have been killed before or after it said so.
+        let mut either = old.clone();
+        either.expect_runs([first, second]);
+        assert_eq!(place.keep(&either).unwrap().run(), Some(second));
+        assert!(is_filled(&place.keep(&now).unwrap()), "{}", place.uri);
+    }
+}
+
+#[test]
+fn a_device_of_a_version_that_named_no_run_is_accepted_once() {
+    for place in Place::all() {
+        let device = place.fresh();
+        fill(&device);
+        let mut record = device.record();
+        drop(device);
+        let device = place.keep(&record).unwrap();
+        let run = RunId(5);
+        record.expect_runs(device.run().into_iter().chain([run]));
+        // Killed here, the next start finds none.
+        drop(device);
+        let device = place.keep(&record).unwrap();
+        device.set_run(run).unwrap();
+        drop(device);
+        assert!(is_filled(&place.keep(&record).unwrap()), "{}", place.uri);
+        record.expect_runs([RunId(6)]);
+        place.changed(&record);
+    }
+}
+
+#[test]
 fn a_device_of_another_kind_is_refused() {
     let mut place = Place::shm();
     let record = place.fresh().record();
@@ -745,7 +804,9 @@ fn wherever_a_start_is_cut_off_the_next_one_manages() {
             for place in Place::all() {
                 let first = place.fresh();
                 fill(&first);
-                let record = first.record();
+                first.set_run(RunId(1)).unwrap();
+                let mut record = first.record();
+                record.expect_runs([RunId(1), HOLDERS_RUN]);
                 drop(first);
                 let listing = place.listing();
                 let pool = place.pool;
@@ -783,7 +844,7 @@ fn wherever_a_start_is_cut_off_the_next_one_manages() {
         }
     }
     assert!(
-        cut.len() >= 6 && cut.values().all(|times| *times > 0),
+        cut.len() >= 7 && cut.values().all(|times| *times > 0),
         "{cut:?}"
     );
 }
