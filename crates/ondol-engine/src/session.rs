@@ -214,6 +214,12 @@ impl ControlPlane for Session {
     }
 
     fn leave(&self) -> Result<(), ControlError> {
+        // What its clients hold a closed engine keeps for the next one, also if its log could not be closed.
+        if self.engine.is_closed() {
+            return Err(ControlError::Failed(
+                "the engine is being stopped".to_owned(),
+            ));
+        }
         self.engine
             .directory()
             .leave(self.info.id)
@@ -229,8 +235,7 @@ impl Drop for Session {
         if !self.home.is_home() {
             return;
         }
-        // Leases that readers still hold outlive the session; the engine forgets the client when they have ended. A
-        // closed engine keeps what its clients hold for the next one: its journal refuses this.
+        // Leases that readers still hold outlive the session; the engine forgets the client when they have ended.
         let _ = self.leave();
     }
 }
