@@ -112,6 +112,22 @@ impl Client {
         }
     }
 
+    /// A client that died before this run, with the pins that it could not be relieved of.
+    pub(crate) fn dead(id: ClientId, who: Newcomer, pins: Pins) -> Self {
+        let mut ledger = Ledger::new(LeaseLedger::ended(), false);
+        ledger.closed = true;
+        Self {
+            id,
+            who,
+            ledger: Mutex::new(ledger),
+            book: Mutex::new(Book {
+                pins,
+                closed: true,
+                ..Book::default()
+            }),
+        }
+    }
+
     /// The book of a client that is still there.
     pub(crate) fn open_book(&self) -> Result<MutexGuard<'_, Book>, DirectoryError> {
         let book = self.book.lock();

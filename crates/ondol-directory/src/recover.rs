@@ -3,7 +3,7 @@
 //! Everything that has to be decided before the first request is decided here, on the plain [`Image`]: who is dead,
 //! whose leases still count, which bytes are gone. The objects become entries later, while requests are served.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -17,7 +17,7 @@ use ondol_plugin::{Key, RegionId};
 use ondol_shm::{BackingId, BookedLease, ClientId, Grant, LeaseLedger, PageId};
 use parking_lot::{Mutex, RwLock};
 
-use crate::client::{AdoptedClient, Client, Newcomer, Pins, Reclaimed};
+use crate::client::{AdoptedClient, Client, Newcomer, Reclaimed};
 use crate::directory::Directory;
 use crate::entry::Entry;
 use crate::metrics::Counters;
@@ -32,6 +32,9 @@ pub struct LastRun {
     pub adopted: Vec<AdoptedClient>,
     /// Backings whose bytes are gone.
     pub lost: BTreeSet<BackingId>,
+    /// Whether the machine was restarted since. Who is dead could not be told any more at the next start, so all of it
+    /// has to be recorded at this one.
+    pub rebooted: bool,
     /// What compares objects with their checksums before they are served; without it they are taken as they are.
     pub verifier: Option<Arc<dyn Verifier>>,
 }
@@ -43,8 +46,14 @@ pub struct Recovery {
     pub objects: u64,
     /// Objects that were removed because their bytes are gone.
     pub lost: u64,
-    /// Clients that are dead, with what was taken back from them.
+    /// Clients that are dead and forgotten, with what was taken back from them.
     pub dead: Vec<(ClientId, Reclaimed)>,
+    /// Clients that are dead and still known, as not all that they held could be recorded as taken back, with what was.
+    /// [`Directory::detach`] takes back the rest.
+    pub unforgotten: Vec<(ClientId, Reclaimed)>,
+    /// Why something of the dead, or a page that nobody reads any more, could not be recorded as taken back, or why that
+    /// is not durable yet; nothing if all is.
+    pub refused: Option<JournalError>,
     /// Leases of living clients that keep a page from reuse.
     pub leases: u64,
     /// Leases that had ended: their page holds something else by now.
@@ -58,9 +67,15 @@ pub enum RecoverError {
     /// The image contradicts itself.
     #[error("the log does not describe a pool: {0}")]
     Corrupt(String),
-    /// What changed at the restart could not be recorded.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
+    /// What has to be changed before anything is served could not be recorded.
+    #[error("what was lost since the last run cannot be recorded: {}", .0.0)]
+    Journal(JournalError),
+}
+
+impl From<JournalError> for RecoverError {
+    fn from(error: JournalError) -> Self {
+        Self::Journal(error)
+    }
 }
 
 impl From<ApplyError> for RecoverError {
@@ -73,6 +88,10 @@ impl Directory {
     /// A directory of what the last run left. What has to change first is recorded in `journal` and durable when this
     /// returns; nothing is served before. Objects are loaded when they are asked for, and by
     /// [`load_some`](Self::load_some), to be called until all are.
+    ///
+    /// What the dead held is taken back as far as the journal takes it; the rest stays theirs until
+    /// [`detach`](Self::detach), and pages of removed objects stay captive until somebody needs them. Objects whose bytes
+    /// are gone, and everything after a restart of the machine, cannot wait: then it is an error.
     ///
     /// In the eyes of the policies objects were last used in the order in which they were committed; those that are
     /// leased or pinned, or asked for while they are loaded, later than all others.
@@ -88,6 +107,7 @@ impl Directory {
         let LastRun {
             adopted,
             lost,
+            rebooted,
             verifier,
         } = last;
         let mut past = Past {
@@ -109,12 +129,17 @@ impl Directory {
             .flat_map(|client| client.leases.iter().map(|lease| lease.page))
             .collect();
         let names = past.check(&leased)?;
-        past.reclaim(&living)?;
+        let lost = past.regions_on(&lost);
+        let may_wait = lost.is_empty() && !rebooted;
+        past.reclaim(&living, may_wait)?;
         failpoint!("recover.reclaimed");
         past.lose(&lost)?;
-        past.release(&adopted)?;
+        past.release(&adopted, may_wait)?;
         failpoint!("recover.released");
-        journal.flush(journal.position())?;
+        let flushed = journal
+            .flush(journal.position())
+            .map_err(RecoverError::from);
+        past.excuse(flushed, may_wait)?;
         failpoint!("recover.flushed");
 
         let Past {
@@ -155,7 +180,7 @@ impl Directory {
         let counters = Counters::new();
         counters.recovered_objects.add(count as u64);
         counters.lost_objects.add(report.lost);
-        for (_, reclaimed) in &report.dead {
+        for (_, reclaimed) in report.dead.iter().chain(&report.unforgotten) {
             counters.dead_clients.increment();
             counters.reclaimed_pins.add(reclaimed.pins);
             counters.reclaimed_grants.add(reclaimed.grants);
@@ -176,7 +201,7 @@ impl Directory {
             .into_iter()
             .map(|(page, (key, object))| (page, state.retire(key, object)))
             .collect();
-        let clients = adopted.into_iter().filter_map(|client| {
+        let adopted = adopted.into_iter().filter_map(|client| {
             let AdoptedClient { id, book, leases } = client;
             let ClientRecord {
                 process,
@@ -205,26 +230,31 @@ impl Directory {
                     None => report.unmatched += 1,
                 }
             }
-            let mut pinned = Pins::new();
-            for (key, numbers) in pins {
-                if let Some(entry) = state.find(&shards, &counters, &key, now) {
-                    numbers.iter().for_each(|_| entry.pin());
-                    pinned.insert(key, (entry, numbers));
-                }
-            }
+            let pinned = state.pin_again(&shards, &counters, pins, now);
             counters.adopted_clients.increment();
             let who = Newcomer { process, instance };
             let ledger = LeaseLedger::adopt(book, held);
             Some((id, Arc::new(Client::adopted(id, who, ledger, pinned))))
         });
-        let clients = clients.collect();
+        let mut all: BTreeMap<_, _> = adopted.collect();
+        // The others are dead.
+        for (id, client) in clients {
+            let ClientRecord {
+                process,
+                instance,
+                pins,
+            } = client;
+            let pinned = state.pin_again(&shards, &counters, pins, now);
+            let who = Newcomer { process, instance };
+            all.insert(id, Arc::new(Client::dead(id, who, pinned)));
+        }
         state.retired = retired.into_values().collect();
         counters.unmatched_leases.add(report.unmatched);
         Self {
             shards,
             clock: AtomicU64::new(now + 1),
             state: Mutex::new(state),
-            clients: RwLock::new(clients),
+            clients: RwLock::new(all),
             counters,
             journal,
             verifier,
@@ -338,40 +368,67 @@ impl Past {
         Ok(names)
     }
 
+    /// Passes on an error of the journal unless it `may_wait`: then it is reported.
+    fn excuse(
+        &mut self,
+        result: Result<(), RecoverError>,
+        may_wait: bool,
+    ) -> Result<(), RecoverError> {
+        match result {
+            Err(RecoverError::Journal(error)) if may_wait => {
+                self.report.refused.get_or_insert(error);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
     /// Takes back what the dead held.
-    fn reclaim(&mut self, living: &BTreeSet<ClientId>) -> Result<(), RecoverError> {
-        let dead = self.image.clients.iter();
-        let dead = dead.filter(|(client, _)| !living.contains(client));
+    fn reclaim(&mut self, living: &BTreeSet<ClientId>, may_wait: bool) -> Result<(), RecoverError> {
+        let dead = self.image.clients.keys();
         let dead: Vec<_> = dead
-            .map(|(client, record)| (*client, record.pins.clone()))
+            .filter(|client| !living.contains(client))
+            .copied()
             .collect();
-        for (client, pins) in dead {
+        for client in dead {
             let mut reclaimed = Reclaimed::default();
-            for (key, numbers) in pins {
-                for pin in numbers {
-                    let key = key.clone();
-                    self.change(&Change::Unpin { key, client, pin })?;
-                    reclaimed.pins += 1;
-                }
-            }
-            for grant in self.image.pool.grants_of(client) {
-                self.change(&Change::Return { grant, client })?;
-                reclaimed.grants += 1;
-            }
-            self.change(&Change::Detach { client })?;
-            self.report.dead.push((client, reclaimed));
+            let forgotten = self.forget(client, &mut reclaimed);
+            let list = if forgotten.is_ok() {
+                &mut self.report.dead
+            } else {
+                &mut self.report.unforgotten
+            };
+            list.push((client, reclaimed));
+            self.excuse(forgotten, may_wait)?;
         }
         Ok(())
     }
 
-    /// Removes the objects whose bytes are gone, and the regions that held them.
-    fn lose(&mut self, lost: &BTreeSet<BackingId>) -> Result<(), RecoverError> {
-        let regions = self.image.pool.regions();
-        let regions = regions.filter(|(_, region)| lost.contains(&region.extent().backing));
-        let regions: BTreeSet<_> = regions.map(|(id, _)| id).collect();
-        if regions.is_empty() {
-            return Ok(());
+    fn forget(&mut self, client: ClientId, reclaimed: &mut Reclaimed) -> Result<(), RecoverError> {
+        let pins = self.image.clients.get(&client);
+        let pins = pins.map(|record| record.pins.clone()).unwrap_or_default();
+        for (key, numbers) in pins {
+            for pin in numbers {
+                let key = key.clone();
+                self.change(&Change::Unpin { key, client, pin })?;
+                reclaimed.pins += 1;
+            }
         }
+        for grant in self.image.pool.grants_of(client) {
+            self.change(&Change::Return { grant, client })?;
+            reclaimed.grants += 1;
+        }
+        self.change(&Change::Detach { client })
+    }
+
+    fn regions_on(&self, backings: &BTreeSet<BackingId>) -> BTreeSet<RegionId> {
+        let regions = self.image.pool.regions();
+        let regions = regions.filter(|(_, region)| backings.contains(&region.extent().backing));
+        regions.map(|(id, _)| id).collect()
+    }
+
+    /// Removes the objects whose bytes are gone, and the regions that held them.
+    fn lose(&mut self, regions: &BTreeSet<RegionId>) -> Result<(), RecoverError> {
         let objects = self.image.objects.iter();
         let objects = objects.filter(|(_, object)| regions.contains(&object.location.page.region));
         let objects: Vec<_> = objects
@@ -393,14 +450,14 @@ impl Past {
         for page in removed {
             self.change(&Change::Release { page })?;
         }
-        for region in regions {
+        for &region in regions {
             self.change(&Change::Dissolve { region })?;
         }
         Ok(())
     }
 
     /// Frees the pages of removed objects that no living client reads.
-    fn release(&mut self, adopted: &[AdoptedClient]) -> Result<(), RecoverError> {
+    fn release(&mut self, adopted: &[AdoptedClient], may_wait: bool) -> Result<(), RecoverError> {
         let leases = adopted.iter().flat_map(|client| &client.leases);
         let leased: HashSet<_> = leases
             .map(|lease| Grant {
@@ -419,7 +476,12 @@ impl Past {
             .map(|(page, _)| *page)
             .collect();
         for page in free {
-            self.change(&Change::Release { page })?;
+            let released = self.change(&Change::Release { page });
+            let is_refused = released.is_err();
+            self.excuse(released, may_wait)?;
+            if is_refused {
+                break;
+            }
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! What one writer at a time may change.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -10,6 +10,7 @@ use ondol_memory::{Change, Journal, JournalError, Pool, Position, RemoveReason, 
 use ondol_plugin::Key;
 use ondol_shm::ClientId;
 
+use crate::client::Pins;
 use crate::entry::Entry;
 use crate::ids::Ids;
 use crate::metrics::Counters;
@@ -198,6 +199,24 @@ impl State {
     /// The entry of an object of the last run that was removed and whose page is captive.
     pub(crate) fn retire(&mut self, key: Key, object: StoredObject) -> Arc<Entry> {
         self.entry(key, object, 0, false)
+    }
+
+    /// The pins that a client of the last run had.
+    pub(crate) fn pin_again(
+        &mut self,
+        shards: &Shards,
+        counters: &Counters,
+        pins: BTreeMap<Key, BTreeSet<u64>>,
+        now: u64,
+    ) -> Pins {
+        let mut pinned = Pins::new();
+        for (key, numbers) in pins {
+            if let Some(entry) = self.find(shards, counters, &key, now) {
+                numbers.iter().for_each(|_| entry.pin());
+                pinned.insert(key, (entry, numbers));
+            }
+        }
+        pinned
     }
 
     /// Tells the policies what happened while objects of the last run were loaded: all of it came later than those.

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use ondol_directory::{
-    AdoptedClient, Directory, DirectoryError, LastRun, Newcomer, RecoverError, Verifier,
+    AdoptedClient, AttachError, Directory, DirectoryError, LastRun, Newcomer, Reclaimed,
+    RecoverError, Recovery, Verifier,
 };
 use ondol_memory::{
     Arena, Change, Extent, Image, Journal, JournalError, NoJournal, Pool, Position, StoredObject,
@@ -47,6 +48,8 @@ struct Log {
     disk: Mutex<Disk>,
     changed: Condvar,
     waiting: AtomicU64,
+    /// So many more changes can be recorded.
+    room: AtomicU64,
 }
 
 impl Log {
@@ -57,6 +60,7 @@ impl Log {
             disk: Mutex::new(Disk::Works),
             changed: Condvar::new(),
             waiting: AtomicU64::new(0),
+            room: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -89,6 +93,12 @@ impl Log {
 
 impl Journal for Log {
     fn record(&self, change: &Change) -> Result<(), JournalError> {
+        let room = self
+            .room
+            .try_update(Ordering::SeqCst, Ordering::SeqCst, |room| {
+                room.checked_sub(1)
+            });
+        room.map_err(|_| JournalError("no room".to_owned()))?;
         self.changes.lock().push(change.clone());
         Ok(())
     }
@@ -390,13 +400,21 @@ fn recover_with<const N: usize>(
         verifier,
         ..LastRun::default()
     };
+    let (directory, _) = recover_from(log, regions, last).unwrap();
+    assert_eq!(directory.difference(&log.image(regions, true)), None);
+    directory
+}
+
+fn recover_from(
+    log: &Arc<Log>,
+    regions: u64,
+    last: LastRun,
+) -> Result<(Directory, Recovery), RecoverError> {
     let image = log.image(regions, true);
     log.changes
         .lock()
         .truncate(log.durable.load(Ordering::SeqCst) as usize);
-    let (directory, _) = Directory::recover(image, Arc::<Log>::clone(log), lru(), last).unwrap();
-    assert_eq!(directory.difference(&log.image(regions, true)), None);
-    directory
+    Directory::recover(image, Arc::<Log>::clone(log), lru(), last)
 }
 
 fn booked((lease, location): &(Lease, Location)) -> BookedLease {
@@ -490,6 +508,153 @@ fn what_the_dead_held_is_free_before_the_first_request() {
         directory.delete(&[Key::integer(1)]),
         Ok(vec![DeleteOutcome::Deleted])
     );
+}
+
+/// A log in which client 1 holds two pins on one object, two grants, and leases on a deleted object.
+fn log_of_the_dead() -> Arc<Log> {
+    let log = Log::new();
+    let directory = Directory::new(pool(2), Arc::<Log>::clone(&log), lru());
+    let client = Client::attach(&directory, CLIENT);
+    store(&directory, 1);
+    store(&directory, 2);
+    let _held = client.lease(&directory, 2).unwrap();
+    directory.delete(&[Key::integer(2)]).unwrap();
+    directory.pin(CLIENT, &pin(1, 1)).unwrap();
+    directory.pin(CLIENT, &pin(1, 2)).unwrap();
+    grant(&directory, 3).unwrap();
+    grant(&directory, 4).unwrap();
+    log
+}
+
+#[test]
+fn what_a_full_journal_cannot_take_back_from_the_dead_at_the_start_is_taken_back_later() {
+    // What is to be recorded: two unpins, two returns, that the client is gone, that a page is free.
+    const ALL: u64 = 6;
+    for room in 0..=ALL {
+        let log = log_of_the_dead();
+        log.room.store(room, Ordering::SeqCst);
+        let (directory, recovery) = recover_from(&log, 2, LastRun::default()).unwrap();
+        assert_eq!(directory.difference(&log.image(2, true)), None);
+        assert_eq!(recovery.refused.is_some(), room < ALL);
+        let all = Reclaimed {
+            leases: 0,
+            pins: 2,
+            grants: 2,
+        };
+        let so_far = Reclaimed {
+            leases: 0,
+            pins: room.min(2),
+            grants: room.saturating_sub(2).min(2),
+        };
+        let (forgotten, unforgotten) = if room < 5 {
+            (vec![], vec![(CLIENT, so_far)])
+        } else {
+            (vec![(CLIENT, all)], vec![])
+        };
+        assert_eq!(
+            (&recovery.dead, &recovery.unforgotten),
+            (&forgotten, &unforgotten)
+        );
+
+        // It is dead all the same, and what is there is served.
+        assert!(is_visible(&directory, 1) && !is_visible(&directory, 2));
+        assert_eq!(grant(&directory, 9), Err(DirectoryError::UnknownClient));
+        let table = create_lease_table().unwrap();
+        directory.resume(CLIENT, table.as_fd()).unwrap_err();
+        let stats = directory.stats();
+        assert_eq!(stats.retired, u64::from(room < ALL));
+        assert_eq!(stats.clients.len(), unforgotten.len());
+
+        log.room.store(u64::MAX, Ordering::SeqCst);
+        if !unforgotten.is_empty() {
+            let rest = Reclaimed {
+                leases: 0,
+                pins: all.pins - so_far.pins,
+                grants: all.grants - so_far.grants,
+            };
+            assert_eq!(directory.detach(CLIENT), Ok(rest));
+        }
+        let stats = directory.stats();
+        assert_eq!((stats.retired, stats.clients.len()), (0, 0));
+        assert_eq!(
+            (stats.classes[0].granted, stats.classes[0].committed),
+            (0, 1)
+        );
+        for (name, count) in [
+            ("ondol_dead_clients_total", 1),
+            ("ondol_reclaimed_pins_total", 2),
+            ("ondol_reclaimed_grants_total", 2),
+        ] {
+            assert_eq!(counter(&directory, name), count, "{name}, room for {room}");
+        }
+        assert_eq!(
+            directory.delete(&[Key::integer(1)]),
+            Ok(vec![DeleteOutcome::Deleted])
+        );
+        assert_eq!(directory.difference(&log.image(2, true)), None);
+    }
+}
+
+#[test]
+fn a_start_does_not_wait_for_a_disk_that_fails_while_only_the_dead_are_concerned() {
+    let log = log_of_the_dead();
+    log.set(Disk::Fails);
+    let (directory, recovery) = recover_from(&log, 2, LastRun::default()).unwrap();
+    assert_eq!(
+        recovery.refused,
+        Some(JournalError("the disk is gone".into()))
+    );
+    assert!(is_visible(&directory, 1));
+    // Nothing of it is durable, and the page of nobody's is not handed out before it is.
+    let table = create_lease_table().unwrap();
+    let attached = directory.attach(OTHER, Newcomer::default(), table.as_fd(), None);
+    assert!(matches!(attached, Err(AttachError::Journal(_))));
+    let granted = directory.grant(OTHER, 1, PAGE, 1, u64::MAX);
+    assert!(
+        matches!(granted, Err(DirectoryError::Journal(_))),
+        "{granted:?}"
+    );
+    assert!(log.image(2, true).clients.contains_key(&CLIENT));
+    log.set(Disk::Works);
+    directory.make_durable().unwrap();
+    assert_eq!(directory.difference(&log.image(2, true)), None);
+}
+
+#[test]
+fn objects_whose_bytes_are_gone_are_not_gone_on_with_unless_that_can_be_recorded() {
+    for room in 0..100 {
+        let log = log_of_the_dead();
+        log.room.store(room, Ordering::SeqCst);
+        let last = LastRun {
+            lost: BTreeSet::from([BackingId(0)]),
+            ..LastRun::default()
+        };
+        match recover_from(&log, 2, last) {
+            Ok((directory, recovery)) => {
+                // Five for the dead, then one removal, two pages and a region.
+                assert_eq!((room, recovery.refused), (9, None));
+                assert_eq!(directory.stats().objects, 0);
+                return;
+            }
+            Err(RecoverError::Journal(error)) => assert_eq!(error.0, "no room"),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    panic!("it never starts");
+}
+
+#[test]
+fn after_a_reboot_the_dead_are_forgotten_at_once_or_the_start_fails() {
+    for (room, works) in [(4, false), (5, false), (6, true)] {
+        let log = log_of_the_dead();
+        log.room.store(room, Ordering::SeqCst);
+        let last = LastRun {
+            rebooted: true,
+            ..LastRun::default()
+        };
+        let recovered = recover_from(&log, 2, last);
+        assert_eq!(recovered.is_ok(), works, "{recovered:?}");
+    }
 }
 
 #[test]

@@ -91,6 +91,16 @@ proptest! {
     }
 
     #[test]
+    fn a_journal_that_refuses_keeps_nobody_from_going_on(
+        steps in steps_with_restarts(), odds in 1..8_u64, seed in any::<u64>()
+    ) {
+        let mut world = World::new(3, &[256 * KIB, 349_525, MIB], 3).with_faults(odds, seed);
+        steps.iter().for_each(|step| world.step(step));
+        world.check_replay();
+        world.check_that_nothing_leaked();
+    }
+
+    #[test]
     fn a_journal_that_refuses_leaves_no_half_made_change(steps in steps(), odds in 1..8_u64, seed in any::<u64>()) {
         let mut world = World::new(3, &[256 * KIB, 349_525, MIB], 3).with_faults(odds, seed);
         steps.iter().for_each(|step| world.step(step));

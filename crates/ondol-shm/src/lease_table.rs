@@ -296,6 +296,16 @@ impl<T> LeaseLedger<T> {
         ledger
     }
 
+    /// The ledger of a client that is dead: it holds nothing, and nothing is to be granted to it.
+    pub fn ended() -> Self {
+        Self {
+            table: None,
+            book: None,
+            held: Vec::new(),
+            slots: Vec::new(),
+        }
+    }
+
     /// Maps the table of a client that came back: from now on its words say which leases have ended.
     ///
     /// # Errors
