@@ -54,9 +54,14 @@ pub struct Region {
     committed: u32,
 }
 
+/// Number of pages of a region. Where a region is a whole file, the rest of a long one may stay unused.
+fn page_count(extent: Extent, stride: u64) -> u64 {
+    (extent.len / stride).min(MAX_PAGES)
+}
+
 impl Region {
     fn new(extent: Extent, stride: u64) -> Self {
-        let count = u32::try_from(extent.len / stride).unwrap_or(u32::MAX);
+        let count = page_count(extent, stride) as u32;
         let page = Page {
             generation: Generation(0),
             state: PageState::Free,
@@ -558,6 +563,19 @@ mod tests {
         let region = pool.region(grant.page.region).unwrap();
         assert_eq!(region.stride(), stride);
         assert_eq!(u64::from(region.page_count()), 2 * MIB / stride);
+    }
+
+    #[test]
+    fn a_region_that_is_a_long_file_has_no_endless_book() {
+        let arena = Arena {
+            usable: 0..1 << 40,
+            alignment: 4096,
+            whole: true,
+        };
+        let mut pool = Pool::new([arena], None);
+        let (grant, _) = grant(&mut pool, MIN_PAGE_BYTES, CLIENT).unwrap();
+        let region = pool.region(grant.page.region).unwrap();
+        assert_eq!(u64::from(region.page_count()), MAX_PAGES);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use parking_lot::Mutex;
@@ -379,7 +379,9 @@ fn backing(path: PathBuf, id: FileId, len: u64, volatile: bool) -> Backing {
         medium: if volatile {
             Medium::Memory
         } else {
-            Medium::Disk
+            Medium::Disk {
+                has_failed: AtomicBool::new(false),
+            }
         },
         id,
     }

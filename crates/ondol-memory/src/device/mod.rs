@@ -28,6 +28,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use ondol_catalog::failpoint;
@@ -424,7 +425,7 @@ enum Medium {
     /// Memory that is gone after a reboot at the latest.
     Memory,
     /// A file on a disk, or on anything else that the system itself makes durable.
-    Disk,
+    Disk { has_failed: AtomicBool },
     /// A character device of memory, mapped.
     Dax(ReadMapping),
 }
@@ -451,25 +452,34 @@ impl Backing {
     }
 
     /// Makes every byte durable: `fdatasync` for a file on a disk, writing back of cached lines for a `dax:` device,
-    /// nothing for memory. For a part of a large `dax:` device see [`Backing::sync_range`].
+    /// nothing for memory. For parts of a large `dax:` device see [`Backing::sync_ranges`].
     ///
     /// # Errors
     /// If the system cannot write, or the file of a `dir:` device was removed or replaced; then nothing is known of
-    /// the bytes since the last success.
+    /// the bytes since the last success. A file that could not be written once fails from then on: the system tells of
+    /// such a failure once, and forgets which bytes it lost.
     pub fn sync(&self) -> io::Result<()> {
-        self.sync_range(0..self.len)
+        self.sync_ranges(std::iter::once(0..self.len))
     }
 
-    /// [`Backing::sync`] for the bytes of `range`, which cost less than all only on a `dax:` device.
+    /// [`Backing::sync`] for the bytes of `ranges`, which cost less than all only on a `dax:` device.
     ///
     /// # Errors
-    /// As [`Backing::sync`], and if the range does not lie in a `dax:` device.
-    pub fn sync_range(&self, range: Range<u64>) -> io::Result<()> {
+    /// As [`Backing::sync`], and if a range does not lie in a `dax:` device.
+    pub fn sync_ranges(&self, mut ranges: impl Iterator<Item = Range<u64>>) -> io::Result<()> {
         failpoint!("device.sync", Err(io::Error::other("a failpoint said so")));
         match &self.medium {
             Medium::Memory => Ok(()),
-            Medium::Disk => Ok(fdatasync(self.open_read()?)?),
-            Medium::Dax(mapping) => write_back(mapping, range),
+            Medium::Disk { has_failed } => {
+                if has_failed.load(Ordering::Relaxed) {
+                    return Err(io::Error::other(
+                        "the file could not be written before, so that not all of it may be on the disk; restart the server once the disk works",
+                    ));
+                }
+                let file = self.open_read()?;
+                Ok(fdatasync(file).inspect_err(|_| has_failed.store(true, Ordering::Relaxed))?)
+            }
+            Medium::Dax(mapping) => ranges.try_for_each(|range| write_back(mapping, range)),
         }
     }
 

@@ -4,8 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ondol_shm::ForkGuard;
 use tracing::{info, warn};
 
 use super::checkpoint;
@@ -25,6 +26,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 pub(super) struct Background {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    home: ForkGuard,
 }
 
 impl Background {
@@ -32,6 +34,7 @@ impl Background {
         let mut background = Self {
             shared: shared.clone(),
             threads: Vec::new(),
+            home: ForkGuard::new(),
         };
         let mut start = |name: &str, run: fn(&Shared)| {
             let shared = shared.clone();
@@ -47,6 +50,10 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
+        // A forked child has neither the threads nor, perhaps, ever the lock that tells them to end.
+        if !self.home.is_home() {
+            return;
+        }
         self.shared.stopping.store(true, Ordering::Relaxed);
         self.shared.ask(|work| work.stop = true);
         for thread in self.threads.drain(..) {
@@ -56,15 +63,17 @@ impl Drop for Background {
     }
 }
 
-/// Waits for work, or for `pause` at most where something failed before; `None` at the end.
+/// Waits for work, and before that for `pause` where something failed; `None` at the end.
 fn next_work(
     shared: &Shared,
     pause: Option<Duration>,
     mine: impl Fn(&mut Work) -> Option<(bool, bool)>,
 ) -> Option<(bool, bool)> {
     let mut work = shared.work.lock();
-    if let Some(pause) = pause.filter(|_| !work.stop) {
-        shared.work_came.wait_for(&mut work, pause);
+    if let Some(pause) = pause {
+        // Work that comes meanwhile makes it no likelier that what failed would succeed.
+        let until = Instant::now() + pause;
+        while !work.stop && !shared.work_came.wait_until(&mut work, until).timed_out() {}
     }
     loop {
         if work.stop {

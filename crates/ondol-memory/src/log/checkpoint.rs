@@ -285,6 +285,12 @@ impl<'a> BlockReader<'a> {
             .read_to_end(&mut bytes)
             .map_err(LogError::io("read", path))?;
         let header = files::check_header(path, &bytes, CHECKPOINT_MAGIC, identity)?;
+        let name = checkpoint_name(header.position);
+        // Under another name it would be followed by the wrong segments.
+        if path.file_name().is_some_and(|found| found != name.as_str()) {
+            let found = format!("the checkpoint of place {:#x}", header.position);
+            return Err(LogError::corrupt(path, 32, found, "the one of its name"));
+        }
         Ok(Self {
             path,
             file,

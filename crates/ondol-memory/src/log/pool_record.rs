@@ -104,6 +104,10 @@ impl PoolRecord {
             .to_text()
             .map_err(|error| LogError::io("write", &path)(error.into()))?;
         let write = || -> io::Result<()> {
+            ondol_catalog::failpoint!(
+                "log.pool_record_write",
+                Err(io::Error::other("failpoint log.pool_record_write"))
+            );
             let mut file = File::options()
                 .write(true)
                 .create(true)

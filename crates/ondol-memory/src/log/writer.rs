@@ -480,6 +480,8 @@ impl Shared {
 
     /// Makes everything durable, and marks the end. Nothing can be recorded from then on.
     pub(super) fn close(&self) -> Result<(), JournalError> {
+        // First, so that nothing comes between what is synced and the mark.
+        self.tail.lock().closed = true;
         self.flush(self.position())?;
         ondol_catalog::failpoint!("close.flushed");
         self.sync_all()
@@ -488,7 +490,6 @@ impl Shared {
         self.writing.lock().sync_next = true;
         {
             let mut tail = self.tail.lock();
-            tail.closed = true;
             if !tail.marked {
                 let start = begin_record(&mut tail.batch.bytes);
                 let position = self.position.load(Ordering::Relaxed);

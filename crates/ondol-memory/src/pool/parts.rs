@@ -1,6 +1,6 @@
 //! The pool in parts, as a checkpoint holds it, and put together again.
 
-use super::{ClientGrants, Page, PageState, Pool, Region};
+use super::{ClientGrants, Page, PageState, Pool, Region, page_count};
 use crate::extent::Extent;
 use ondol_plugin::RegionId;
 use ondol_shm::{ClientId, Generation, Location, PageId};
@@ -63,7 +63,7 @@ impl Pool {
             pages,
             free,
         } = parts;
-        if stride == 0 || pages.len() as u64 != extent.len / stride {
+        if stride == 0 || pages.len() as u64 != page_count(extent, stride) {
             return Err("a region with another number of pages than fit");
         }
         let mut listed = vec![false; pages.len()];

@@ -693,7 +693,9 @@ fn bytes_can_be_made_durable() {
         for backing in device.backings() {
             backing.sync().unwrap();
             backing
-                .sync_range(backing.usable().start..backing.usable().start + 4096)
+                .sync_ranges(std::iter::once(
+                    backing.usable().start..backing.usable().start + 4096,
+                ))
                 .unwrap();
         }
         assert!(is_filled(&device));
