@@ -20,6 +20,7 @@ use ondol_protocol::{Access, ControlError};
 use ondol_server::{DoorConfig, House, ServerError, StateDir, UnixDoor};
 use ondol_shm::LeaseSlots;
 use raw::{Raw, hello, protocol_error, refusal};
+use rustix::event::{PollFd, PollFlags, poll};
 
 /// What this binary does as another process.
 #[test]
@@ -771,4 +772,71 @@ fn every_counter_is_a_row_of_the_catalogue() {
             "{counter:?}"
         );
     }
+}
+
+/// A connection that has said hello and waits for the answer.
+fn waiting_for_welcome(server: &Server, instance: u8) -> Raw {
+    let mut raw = Raw::connect(server.door.socket());
+    let mut out = Vec::new();
+    encode_request(&mut out, 0, RequestRef::Hello(&hello(instance))).unwrap();
+    raw.send(&out);
+    raw
+}
+
+fn has_left(server: &Server, id: u64) {
+    server.engine.wait_until("the leave", |state| {
+        state.left.contains(&ondol_protocol::ClientId(id))
+    });
+}
+
+#[test]
+fn a_client_that_gives_up_before_its_hello_is_answered_takes_no_place() {
+    let server = Server::start_with(FakeEngine::new(1), |config| config.max_clients = 1);
+    for id in 1..=3 {
+        server.engine.change(|state| state.attach_waits = true);
+        let raw = waiting_for_welcome(&server, 1);
+        server.engine.wait_until("the attach", |state| {
+            state.attaches == usize::try_from(id).unwrap()
+        });
+        drop(raw);
+        server.engine.change(|state| state.attach_waits = false);
+        has_left(&server, id);
+    }
+    let (_raw, info) = Raw::greeted(server.door.socket(), 1);
+    assert_eq!(info.id.0, 4);
+}
+
+#[test]
+fn a_client_that_closes_with_its_welcome_unread_takes_no_place() {
+    let server = Server::start_with(FakeEngine::new(1), |config| config.max_clients = 1);
+    let raw = waiting_for_welcome(&server, 1);
+    // The answer is there, and stays there.
+    let mut ready = [PollFd::new(&raw.stream, PollFlags::IN)];
+    assert_eq!(poll(&mut ready, None).unwrap(), 1);
+    drop(raw);
+    has_left(&server, 1);
+    let (_raw, info) = Raw::greeted(server.door.socket(), 2);
+    assert_eq!(info.id.0, 2);
+}
+
+#[test]
+fn a_connection_that_gives_up_takes_nothing_from_another_one_of_its_client() {
+    let server = Server::start();
+    let unread = waiting_for_welcome(&server, 1);
+    server
+        .engine
+        .wait_until("the attach", |state| state.attaches == 1);
+    let (mut other, info) = Raw::greeted(server.door.socket(), 1);
+    assert_eq!(info.id.0, 1);
+    drop(unread);
+    // Ten more come and go, so that the door has seen the first one go.
+    for _ in 0..10 {
+        assert_eq!(Raw::greeted(server.door.socket(), 1).1, info);
+    }
+    assert_eq!(other.ask(RequestRef::Ping).0, Ok(Answer::Ping));
+    drop(other);
+    assert_eq!(Raw::greeted(server.door.socket(), 1).1, info);
+    let state = server.engine.lock();
+    assert_eq!(state.attaches, 1);
+    assert!(state.left.is_empty(), "{state:?}");
 }

@@ -73,9 +73,19 @@ struct Attached {
 
 #[derive(Debug)]
 enum Guest {
-    Here(Client),
+    Here(Seat),
     /// Was a client of the server before this one, and has not come back yet.
     Away(ClientId),
+}
+
+/// A client that was let in.
+#[derive(Debug)]
+struct Seat {
+    client: Client,
+    /// Connections whose hello was not answered yet, or whose answer may not have arrived.
+    greeting: usize,
+    /// Whether an answer to a hello has arrived, so that the client knows who it is.
+    was_greeted: bool,
 }
 
 #[derive(Debug)]
@@ -133,13 +143,13 @@ impl Client {
 
 impl Guest {
     fn is_gone(&self) -> bool {
-        matches!(self, Self::Here(client) if client.is_gone())
+        matches!(self, Self::Here(seat) if seat.client.is_gone())
     }
 
     fn departed(&self) -> Departed {
         match self {
-            Self::Here(client) => Departed {
-                id: client.id,
+            Self::Here(seat) => Departed {
+                id: seat.client.id,
                 was_away: false,
             },
             Self::Away(id) => Departed {
@@ -192,7 +202,7 @@ impl Clients {
     }
 
     /// The client that says hello: one that is known, one that comes back, or a new one of this process. `table` is the
-    /// lease table that it passed.
+    /// lease table that it passed. How its greeting ends must be told to [`end_greeting`](Self::end_greeting).
     pub(super) fn join(
         &self,
         hello: &Hello,
@@ -210,8 +220,9 @@ impl Clients {
         let key = ProcessKey::of(&identity).unwrap_or(ProcessKey::Instance(hello.instance));
         // Held across `attach` and `resume`, so that two connections of one client at the same time are one client.
         let mut state = self.state.lock();
-        if let Some(client) = state.here(key, &hello.instance) {
-            return Ok((client.clone(), Arrival::Known));
+        if let Some(seat) = state.here(key, &hello.instance) {
+            seat.greeting += 1;
+            return Ok((seat.client.clone(), Arrival::Known));
         }
         let away = state.away(key, &hello.instance, &identity);
         match away {
@@ -230,8 +241,8 @@ impl Clients {
                     state.forget_away(key, &hello.instance, client);
                 }
                 let joined = resumed.map(|session| {
-                    let client = state.seat(key, hello.instance, session);
-                    (client, Arrival::Resumed)
+                    let arrival = Arrival::Resumed;
+                    (state.seat(key, hello.instance, session, arrival), arrival)
                 });
                 state.forget_if_empty(key);
                 return joined;
@@ -260,8 +271,10 @@ impl Clients {
             Err(error) => Err(error),
         };
         failpoint!("attach.done");
-        let joined =
-            attached.map(|session| (state.seat(key, hello.instance, session), Arrival::New));
+        let joined = attached.map(|session| {
+            let arrival = Arrival::New;
+            (state.seat(key, hello.instance, session, arrival), arrival)
+        });
         state.forget_if_empty(key);
         joined
     }
@@ -280,19 +293,28 @@ impl Clients {
 
     /// Whether the client's process has not ended and the client not left.
     pub(super) fn is_known(&self, client: &Client) -> bool {
-        let state = self.state.lock();
-        state.here(client.process, &client.instance).is_some()
+        self.state.lock().seat_of(client).is_some()
+    }
+
+    /// Notes how the greeting of a client that joined has ended, and whether its answer arrived. True if the client is
+    /// forgotten, and has to leave: no connection has had an answer or waits for one, so nobody knows of it.
+    pub(super) fn end_greeting(&self, client: &Client, has_arrived: bool) -> bool {
+        let mut state = self.state.lock();
+        let Some(seat) = state.seat_of(client) else {
+            return false;
+        };
+        seat.greeting -= 1;
+        seat.was_greeted |= has_arrived;
+        let is_unknown = !seat.was_greeted && seat.greeting == 0;
+        if is_unknown {
+            state.forget(client);
+        }
+        is_unknown
     }
 
     /// Forgets a client that is gone: a later hello with its name is a new client's.
     pub(super) fn forget(&self, client: &Client) {
-        let mut state = self.state.lock();
-        if let Some(attached) = state.processes.get_mut(&client.process)
-            && attached.by_instance.remove(&client.instance).is_some()
-        {
-            state.clients -= 1;
-            state.forget_if_empty(client.process);
-        }
+        self.state.lock().forget(client);
     }
 
     pub(super) fn died(&self, client: ClientId) -> Reclaimed {
@@ -352,10 +374,27 @@ impl State {
         Ok(())
     }
 
-    fn here(&self, key: ProcessKey, instance: &[u8; 16]) -> Option<&Client> {
-        match self.processes.get(&key)?.by_instance.get(instance)? {
-            Guest::Here(client) => Some(client),
+    fn here(&mut self, key: ProcessKey, instance: &[u8; 16]) -> Option<&mut Seat> {
+        let attached = self.processes.get_mut(&key)?;
+        match attached.by_instance.get_mut(instance)? {
+            Guest::Here(seat) => Some(seat),
             Guest::Away(_) => None,
+        }
+    }
+
+    /// The seat of this very client, not of a later one with its name.
+    fn seat_of(&mut self, client: &Client) -> Option<&mut Seat> {
+        let seat = self.here(client.process, &client.instance);
+        seat.filter(|seat| seat.client.id == client.id)
+    }
+
+    fn forget(&mut self, client: &Client) {
+        if self.seat_of(client).is_some()
+            && let Some(attached) = self.processes.get_mut(&client.process)
+        {
+            attached.by_instance.remove(&client.instance);
+            self.clients -= 1;
+            self.forget_if_empty(client.process);
         }
     }
 
@@ -426,7 +465,13 @@ impl State {
     }
 
     /// Notes a client that was let in, whose process is watched.
-    fn seat(&mut self, key: ProcessKey, instance: [u8; 16], session: Arc<dyn Tenant>) -> Client {
+    fn seat(
+        &mut self,
+        key: ProcessKey,
+        instance: [u8; 16],
+        session: Arc<dyn Tenant>,
+        arrival: Arrival,
+    ) -> Client {
         let client = Client {
             id: session.client().id,
             session,
@@ -435,7 +480,12 @@ impl State {
             has_left: Arc::default(),
         };
         if let Some(attached) = self.processes.get_mut(&key) {
-            let guest = Guest::Here(client.clone());
+            let guest = Guest::Here(Seat {
+                client: client.clone(),
+                greeting: 1,
+                // The server before this one has answered it.
+                was_greeted: arrival == Arrival::Resumed,
+            });
             attached.by_instance.insert(instance, guest);
             self.clients += 1;
         }

@@ -133,15 +133,30 @@ impl Connection<'_> {
             return Ok(());
         };
         // Descriptors that come after the hello are of no use to anybody, and are closed as they come.
-        while self.read_frame(None, |_| {})? {
+        let mut next = self.read_frame(None, |_| {});
+        // A client that closes with the answer unread resets the connection.
+        let is_reset = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionReset;
+        let is_unread = matches!(&next, Err(End::Io(error)) if is_reset(error));
+        self.end_greeting(&client, !is_unread);
+        while next? {
             self.answer(&client)?;
             if client.is_gone() {
                 self.shared.clients.forget(&client);
                 self.shared.connections.close_of(client.id);
                 break;
             }
+            next = self.read_frame(None, |_| {});
         }
         Ok(())
+    }
+
+    fn end_greeting(&self, client: &Client, has_arrived: bool) {
+        if self.shared.clients.end_greeting(client, has_arrived) {
+            tracing::debug!(client = %client.id, "a client did not wait for the answer to its hello, and is forgotten");
+            if let Err(error) = client.session.leave() {
+                tracing::debug!(%error, client = %client.id, "it leaves when its session ends");
+            }
+        }
     }
 
     /// Lets the client in; nothing if it closed without a word.
@@ -157,12 +172,16 @@ impl Connection<'_> {
                 self.join(&hello, passed, process).and_then(|client| {
                     ticket.belongs_to(client.id);
                     // Asked after the line above: a process that ends later closes this connection.
-                    if !self.shared.clients.is_known(&client) {
+                    let table = if self.shared.clients.is_known(&client) {
+                        client.session.lease_table()
+                    } else {
                         let text = "the client's process has ended".to_owned();
-                        return Err(ControlError::Refused(text));
+                        Err(ControlError::Refused(text))
+                    };
+                    if table.is_err() {
+                        self.end_greeting(&client, false);
                     }
-                    let table = client.session.lease_table()?;
-                    Ok((client, table))
+                    Ok((client, table?))
                 })
             }
             Ok(_) => Err(ControlError::Protocol(
@@ -173,7 +192,11 @@ impl Connection<'_> {
         match joined {
             Ok((client, table)) => {
                 let info = client.session.client();
-                self.send(&header, Ok(&Answer::Hello(info)), &[table.as_fd()])?;
+                let sent = self.send(&header, Ok(&Answer::Hello(info)), &[table.as_fd()]);
+                if sent.is_err() {
+                    self.end_greeting(&client, false);
+                }
+                sent?;
                 self.frames.set_limit(MAX_PAYLOAD_BYTES);
                 Ok(Some(client))
             }

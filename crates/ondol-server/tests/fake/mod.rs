@@ -57,6 +57,8 @@ pub(crate) struct State {
     pub(crate) resumed: Vec<ClientId>,
     objects: BTreeMap<Key, Hit>,
     granted: BTreeMap<(u64, u32), ClientId>,
+    /// While set, `attach` does not answer.
+    pub(crate) attach_waits: bool,
     /// While set, `stats` does not answer.
     pub(crate) stats_wait: bool,
     /// How many calls wait in `stats`.
@@ -144,6 +146,7 @@ impl House for FakeEngine {
             state.sessions.insert(id, process.pid());
             state.attaches += 1;
         });
+        self.wait_until("the end of the wait", |state| !state.attach_waits);
         let table = create_lease_table();
         let table = table.map_err(|error| ControlError::Failed(error.to_string()))?;
         Ok(self.session(id, table))
