@@ -186,17 +186,17 @@ fn of_a_dax_device_only_the_lock_file_is_removed() {
 #[test]
 fn who_looks_does_not_keep_a_server_from_starting() {
     let (_root, env) = shm_root();
-    let done = std::sync::atomic::AtomicBool::new(false);
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+            while !done.load(Ordering::Relaxed) {
                 find_leftovers(&env).unwrap();
             }
         });
         let opened: Vec<_> = (0..300)
             .map(|_| open("shm:pool?size=64KiB", &env).map(drop))
             .collect();
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        done.store(true, Ordering::Relaxed);
         for result in opened {
             result.unwrap();
         }
