@@ -1,6 +1,5 @@
 use std::path::PathBuf;
 
-use ondol_directory::RecoverError;
 use ondol_memory::{
     DeviceEnv, DeviceError, DeviceUri, Durability, LogError, LogOptions, OpenOptions,
     REGION_ALIGNMENT,
@@ -159,7 +158,18 @@ pub enum EngineError {
     },
     /// What the log says makes no pool.
     #[error("{0}; start with `--fresh`, which begins with an empty pool")]
-    Recover(#[from] RecoverError),
+    Recover(String),
+    /// The machine was restarted, and what is gone since cannot be taken out of the log.
+    #[error(
+        "{reason}. The machine was restarted, so the log has to be written before anything is served: start again when \
+         there is room in {}", dir.display()
+    )]
+    NotRecorded {
+        /// The log's directory.
+        dir: PathBuf,
+        /// What the log says.
+        reason: String,
+    },
     /// The log could not be closed, so that the next start will not find the mark of a clean stop.
     #[error("the log could not be closed: {0}")]
     Close(#[from] ondol_memory::JournalError),

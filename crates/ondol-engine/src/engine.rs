@@ -94,6 +94,7 @@ impl Engine {
             devices,
             kept,
             adopted,
+            dead,
             next_client,
             restart,
         } = match &config.persistence {
@@ -116,6 +117,11 @@ impl Engine {
             };
             (client.id, attached)
         });
+        let dead = dead.into_iter().map(|id| {
+            let standing = Standing::Dead;
+            (id, Attached { pid: 0, standing })
+        });
+        let clients = clients.chain(dead);
         Ok(Arc::new(Self {
             directory,
             secret,

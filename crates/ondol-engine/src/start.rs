@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ondol_catalog::{Policy, failpoint};
-use ondol_directory::{AdoptedClient, Directory, LastRun, Recovery, Verifier};
+use ondol_directory::{AdoptedClient, Directory, LastRun, RecoverError, Recovery, Verifier};
 use ondol_memory::{
     Arena, Device, DeviceUri, Durability, Image, Log, NoJournal, OpenOptions, Pool, PoolId,
     PoolRecord, Predecessor, Recovered, RunId,
@@ -57,6 +57,8 @@ pub(crate) struct Parts {
     pub(crate) devices: Arc<[Device]>,
     pub(crate) kept: Option<Kept>,
     pub(crate) adopted: Vec<Adopted>,
+    /// Clients that died before this run, of which not all could be taken back yet.
+    pub(crate) dead: Vec<ClientId>,
     pub(crate) next_client: u64,
     pub(crate) restart: RestartReport,
 }
@@ -180,6 +182,7 @@ pub(crate) fn start_volatile(
         devices: opening.finish(),
         kept: None,
         adopted: Vec::new(),
+        dead: Vec::new(),
         next_client: 1,
         restart: RestartReport {
             seconds: started.elapsed().as_secs_f64(),
@@ -378,6 +381,7 @@ impl Start<'_> {
             devices: opening.finish(),
             kept: Some(self.kept(log, books, record)),
             adopted: Vec::new(),
+            dead: Vec::new(),
             next_client: 1,
             restart: RestartReport {
                 seconds: self.started.elapsed().as_secs_f64(),
@@ -445,7 +449,19 @@ impl Start<'_> {
             devices,
             record,
         } = self.recover(record, image, &log, opening, devices_lost, held, reader)?;
-        self.sweep(&books, &living)?;
+        // The next start may have to look for those as well of whom it is not durable that they are gone.
+        let keep = match recovery.refused {
+            Some(_) => &known,
+            None => &living,
+        };
+        self.sweep(&books, keep)?;
+        if let Some(error) = &recovery.refused {
+            tracing::warn!(
+                reason = error.0,
+                clients = recovery.unforgotten.len(),
+                "the log could not be written: pages and pins of clients that are dead stay taken until it can"
+            );
+        }
         for (client, reclaimed) in &recovery.dead {
             tracing::info!(
                 %client,
@@ -485,6 +501,7 @@ impl Start<'_> {
             devices,
             kept: Some(self.kept(log, books, record)),
             adopted,
+            dead: recovery.unforgotten.iter().map(|(id, _)| *id).collect(),
             next_client,
             restart: RestartReport {
                 warm: true,
@@ -545,10 +562,18 @@ impl Start<'_> {
         let last = LastRun {
             adopted,
             lost,
+            rebooted: record.boot != self.boot,
             verifier,
         };
         let journal = Arc::<Log>::clone(log);
-        let (directory, recovery) = Directory::recover(image, journal, self.policy, last)?;
+        let recovered = Directory::recover(image, journal, self.policy, last);
+        let (directory, recovery) = recovered.map_err(|error| match error {
+            RecoverError::Journal(error) => EngineError::NotRecorded {
+                dir: self.log_dir(),
+                reason: error.0,
+            },
+            error => EngineError::Recover(error.to_string()),
+        })?;
         failpoint!("recover.directory_made");
         if next != *record {
             next.save(&self.log_dir())?;

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, bail};
-use ondol_engine::{Engine, EngineConfig, Persistence};
+use anyhow::bail;
+use ondol_engine::{Engine, EngineConfig, EngineError, Persistence};
 use ondol_memory::{DeviceUri, Durability, format_size};
 use ondol_server::http::{HttpConfig, HttpDoor, HttpError, HttpSocket, Watched};
 use ondol_server::{DoorConfig, StateDir, UnixDoor};
@@ -54,8 +54,18 @@ pub(super) fn open(
     warn_of_unreachable_socket(&config, &door_config.socket);
     go_on()?;
 
-    let engine = Engine::open(engine_config(config, &state)?)
-        .with_context(|| format!("cannot open the pool ({pool_from})"))?;
+    let engine = Engine::open(engine_config(config, &state)?).map_err(|error| {
+        use EngineError::{Device, NoDevice, OtherDevices, TooSmall};
+        let is_of_the_pool = matches!(
+            error,
+            Device(_) | NoDevice | OtherDevices { .. } | TooSmall { .. }
+        );
+        let error = anyhow::Error::from(error);
+        match is_of_the_pool {
+            true => error.context(format!("cannot open the pool ({pool_from})")),
+            false => error,
+        }
+    })?;
     // From here on there is something that wants to be closed.
     let open_doors = || -> anyhow::Result<_> {
         go_on()?;
