@@ -10,6 +10,7 @@ mod extent;
 mod image;
 mod journal;
 mod log;
+mod own_dir;
 mod pool;
 mod size;
 
@@ -21,5 +22,6 @@ pub use log::{
     CheckpointReport, ClientReport, Durability, Log, LogError, LogOptions, LogReport, LogStats,
     PoolRecord, Recovered, SegmentReport, UnknownDurability, inspect_log,
 };
+pub use own_dir::check_own_dir;
 pub use pool::{ApplyError, MIN_PAGE_BYTES, PageState, Pool, Region};
 pub use size::*;

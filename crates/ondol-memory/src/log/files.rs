@@ -8,8 +8,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
+use crate::check_own_dir;
+
 use super::error::LogError;
 use super::format::{BadHeader, FILE_HEADER, FileHeader, Identity, SEGMENT_MAGIC, VERSION};
+use super::pool_record::PoolRecord;
 
 /// While a file of this name is there, what else is there is no log: it is being removed or not yet begun.
 const RETIRED: &str = "retired";
@@ -153,15 +156,16 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// A directory that is missing holds nothing.
+    /// A directory that is missing holds nothing. One that is not ours alone is an error: files of the names below
+    /// are removed by and by.
     pub(super) fn read(dir: &Path) -> io::Result<Self> {
         let mut listing = Self::default();
-        let entries = match fs::read_dir(dir) {
-            Ok(entries) => entries,
+        match check_own_dir(dir) {
+            Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(listing),
             Err(error) => return Err(error),
-        };
-        for entry in entries {
+        }
+        for entry in fs::read_dir(dir)? {
             let path = entry?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
                 continue;
@@ -172,7 +176,7 @@ impl Listing {
                 listing.segments.push((place, path));
             } else if let Some(place) = place_of(name, "checkpoint-", ".image") {
                 listing.checkpoints.push((place, path));
-            } else if path.extension().is_some_and(|extension| extension == DRAFT) {
+            } else if is_draft(name) {
                 listing.drafts.push(path);
             }
         }
@@ -194,6 +198,19 @@ pub(super) fn segment_name(first: u64) -> String {
 
 pub(super) fn checkpoint_name(position: u64) -> String {
     format!("checkpoint-{position:016x}.image")
+}
+
+/// Whether a file of ours was being written under this name.
+fn is_draft(name: &str) -> bool {
+    let Some(name) = name
+        .strip_suffix(DRAFT)
+        .and_then(|name| name.strip_suffix('.'))
+    else {
+        return false;
+    };
+    name == PoolRecord::NAME
+        || place_of(name, "segment-", ".log").is_some()
+        || place_of(name, "checkpoint-", ".image").is_some()
 }
 
 fn place_of(name: &str, prefix: &str, suffix: &str) -> Option<u64> {
@@ -243,8 +260,10 @@ pub(super) fn sweep(dir: &Path) -> Result<(), LogError> {
 
 /// Makes the directory if it is missing, for its owner alone, and makes sure that it stays.
 pub(super) fn make_dir(dir: &Path) -> Result<(), LogError> {
-    if dir.is_dir() {
-        return Ok(());
+    match check_own_dir(dir) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(LogError::io("use", dir)(error)),
     }
     DirBuilder::new()
         .recursive(true)

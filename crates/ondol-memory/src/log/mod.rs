@@ -30,7 +30,7 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
-use crate::{Change, Image, Journal, JournalError, Pool, PoolId, Position};
+use crate::{Change, Image, Journal, JournalError, Pool, PoolId, Position, check_own_dir};
 use background::Background;
 pub use error::LogError;
 use files::{Listing, Segment, Span};
@@ -181,8 +181,10 @@ impl Log {
     /// # Errors
     /// [`LogError::Io`].
     pub fn remove(dir: &Path) -> Result<(), LogError> {
-        if !dir.exists() {
-            return Ok(());
+        match check_own_dir(dir) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(LogError::io("use", dir)(error)),
         }
         files::retire(dir)?;
         files::sweep(dir)?;

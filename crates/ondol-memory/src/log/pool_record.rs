@@ -28,7 +28,7 @@ pub struct PoolRecord {
 }
 
 impl PoolRecord {
-    const NAME: &str = "pool.json";
+    pub(super) const NAME: &str = "pool.json";
     const CHECKSUM: &str = "checksum";
 
     /// The record in the directory of a log, if there is one.

@@ -308,3 +308,34 @@ fn a_change_that_does_not_fit_the_state_is_an_error() {
     drop(log);
     assert_corrupt(dir.path(), "there is no such client");
 }
+
+#[test]
+fn a_link_to_another_directory_is_not_followed_and_foreign_files_stay() {
+    let root = tempfile::tempdir().unwrap();
+    let real = root.path().join("real");
+    std::fs::create_dir(&real).unwrap();
+    for name in ["notes.draft", "segment-0000000000000000.log", "npmrc"] {
+        std::fs::write(real.join(name), "theirs").unwrap();
+    }
+    let link = root.path().join("log");
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let id = PoolId([1; 16]);
+    let empty = Pool::new([], None);
+    for error in [
+        Log::create(&link, id, &empty, LogOptions::default()).unwrap_err(),
+        Log::recover(&link, id, empty.emptied(), LogOptions::default()).unwrap_err(),
+        Log::remove(&link).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("a symbolic link"), "{error}");
+    }
+    assert!(Log::exists(&link).is_err());
+    assert_eq!(std::fs::read_dir(&real).unwrap().count(), 3);
+
+    Log::remove(&real).unwrap();
+    let mut left: Vec<_> = std::fs::read_dir(&real)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["notes.draft", "npmrc"]);
+}
