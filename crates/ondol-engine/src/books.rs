@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use ondol_memory::check_own_dir;
 use ondol_protocol::ClientId;
 use ondol_shm::LeaseBook;
 
@@ -19,7 +20,7 @@ impl Books {
     pub(crate) fn open(dir: PathBuf) -> io::Result<Self> {
         match DirBuilder::new().mode(0o700).create(&dir) {
             Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => check_own_dir(&dir)?,
             Err(error) => return Err(error),
         }
         Ok(Self { dir })
@@ -52,14 +53,20 @@ impl Books {
         }
     }
 
-    /// Removes the books of all clients but these, and what was not finished.
+    /// Removes the books of all clients but these. Files of other names are not ours.
     pub(crate) fn sweep(&self, clients: &BTreeSet<ClientId>) -> io::Result<()> {
         for file in fs::read_dir(&self.dir)? {
             let file = file?;
             let name = file.file_name();
-            let client = name.to_str().and_then(|name| name.parse().ok());
-            if client.is_none_or(|client| !clients.contains(&ClientId(client))) {
-                fs::remove_file(file.path())?;
+            let client: Option<u64> = name.to_str().and_then(|name| name.parse().ok());
+            match client {
+                Some(client) if !clients.contains(&ClientId(client)) => {
+                    fs::remove_file(file.path())?;
+                }
+                Some(_) => {}
+                None => {
+                    tracing::warn!(path = %file.path().display(), "a file that is no lease book is left alone");
+                }
             }
         }
         Ok(())

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -443,19 +444,24 @@ impl Engine {
 
     /// Makes the bytes of these objects durable, once for each file.
     fn sync(&self, commits: &[Commit]) -> std::io::Result<()> {
-        let mut files = self.directory.with_pool(|pool| {
-            let region = |commit: &Commit| pool.region(commit.location.page.region);
-            let regions = commits.iter().filter_map(region);
-            regions
-                .map(|region| region.extent().backing.0 as usize)
-                .collect::<Vec<_>>()
+        let mut ranges: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
+        self.directory.with_pool(|pool| {
+            for Commit { location, .. } in commits {
+                let Some(region) = pool.region(location.page.region) else {
+                    continue;
+                };
+                let (extent, stride) = (region.extent(), region.stride());
+                let start = u64::from(location.page.index).saturating_mul(stride);
+                // What does not fit is refused later.
+                let range = start.min(extent.len)..start.saturating_add(stride).min(extent.len);
+                let file = ranges.entry(extent.backing.0 as usize).or_default();
+                file.push(extent.offset + range.start..extent.offset + range.end);
+            }
         });
-        files.sort_unstable();
-        files.dedup();
         let mut backings = self.backings().enumerate();
-        for wanted in files {
+        for (wanted, ranges) in ranges {
             if let Some((_, file)) = backings.find(|(index, _)| *index == wanted) {
-                file.sync()?;
+                file.sync_ranges(ranges.into_iter())?;
             }
         }
         Ok(())

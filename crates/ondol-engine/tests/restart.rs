@@ -809,6 +809,22 @@ fn a_server_that_is_killed_on_its_way_between_two_runs_is_no_reason_to_refuse() 
 }
 
 #[test]
+fn where_the_record_cannot_be_written_the_run_before_goes_on() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm(), site.dir()]);
+    setup.start().kill();
+    let record = || std::fs::read(site.path("state/log/pool.json")).unwrap();
+    let before = record();
+    // Never, and not at the stop: neither that a new run comes, nor that it came.
+    assert!(setup.start_and_stop("log.pool_record_write=error@1"));
+    assert!(record() == before);
+    assert!(setup.start_and_stop("log.pool_record_write=error@3"));
+    assert!(setup.start_and_stop("log.pool_record_write=error@4"));
+    assert!(record() != before);
+    assert_eq!(visible(&newcomer(&setup.open())), all());
+}
+
+#[test]
 fn a_record_that_was_damaged_is_no_reason_to_begin_anew() {
     let site = Site::new();
     let setup = site.setup(&[site.shm()]);
@@ -940,6 +956,27 @@ fn clients_keep_their_pins_though_an_engine_could_not_be_closed() {
     let engine = setup.open();
     let pins: Vec<_> = engine.stats().clients.iter().map(|it| it.pins).collect();
     assert_eq!(pins, [1]);
+}
+
+#[test]
+fn a_foreign_file_among_the_lease_books_stays_and_a_link_is_refused() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    setup.open().close().unwrap();
+    let books = site.path("state/leases");
+    for name in ["77", "npmrc"] {
+        std::fs::write(books.join(name), "").unwrap();
+    }
+    setup.open().close().unwrap();
+    assert!(books.join("npmrc").exists());
+    assert!(!books.join("77").exists(), "the book of nobody");
+    let away = site.path("away");
+    std::fs::rename(&books, &away).unwrap();
+    std::fs::write(away.join("88"), "").unwrap();
+    std::os::unix::fs::symlink(&away, &books).unwrap();
+    let error = Engine::open(setup.config()).unwrap_err().to_string();
+    assert!(error.contains("a symbolic link"), "{error}");
+    assert!(away.join("88").exists());
 }
 
 #[test]

@@ -76,7 +76,7 @@ pub(super) fn path_of_lock(name: &str) -> Option<PathBuf> {
 }
 
 /// The path as one file name: `/` becomes `-`, and what would make two paths alike is escaped.
-fn lock_name(path: &Path) -> String {
+pub(super) fn lock_name(path: &Path) -> String {
     let text = path.display().to_string();
     let escaped = text.replace('%', "%25").replace('-', "%2D");
     format!(

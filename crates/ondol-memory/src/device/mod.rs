@@ -20,6 +20,7 @@ mod owner;
 mod room;
 mod shm;
 mod state;
+mod strays;
 #[cfg(test)]
 mod tests;
 mod uri;
@@ -42,6 +43,7 @@ use identity::FileRecord;
 pub use identity::{DeviceRecord, PoolId, PoolIdError, Predecessor, RunId, RunIdError};
 pub use leftovers::{Leftover, Standing, find_leftover_dir, find_leftovers};
 use owner::{FileId, LockedFile};
+pub use strays::{Strays, find_strays};
 pub use uri::{DEFAULT_SHM_NAME, DeviceUri, UriError};
 
 /// Regions begin at multiples of this, so that huge pages can back them.

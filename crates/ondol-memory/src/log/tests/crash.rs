@@ -30,7 +30,11 @@ fn append_until_killed() {
     let is_first = !Log::exists(dir).unwrap();
     let (log, mut world) = match is_first {
         true => {
-            fs::write(dir.join("segment-0000000000000000.log.draft"), b"of an older log").unwrap();
+            fs::write(
+                dir.join("segment-0000000000000000.log.draft"),
+                b"of an older log",
+            )
+            .unwrap();
             let record = PoolRecord {
                 pool: POOL,
                 boot: "a boot".to_owned(),

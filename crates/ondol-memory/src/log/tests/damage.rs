@@ -313,9 +313,9 @@ fn a_change_that_does_not_fit_the_state_is_an_error() {
 fn a_link_to_another_directory_is_not_followed_and_foreign_files_stay() {
     let root = tempfile::tempdir().unwrap();
     let real = root.path().join("real");
-    std::fs::create_dir(&real).unwrap();
+    fs::create_dir(&real).unwrap();
     for name in ["notes.draft", "segment-0000000000000000.log", "npmrc"] {
-        std::fs::write(real.join(name), "theirs").unwrap();
+        fs::write(real.join(name), "theirs").unwrap();
     }
     let link = root.path().join("log");
     std::os::unix::fs::symlink(&real, &link).unwrap();
@@ -329,10 +329,10 @@ fn a_link_to_another_directory_is_not_followed_and_foreign_files_stay() {
         assert!(error.to_string().contains("a symbolic link"), "{error}");
     }
     assert!(Log::exists(&link).is_err());
-    assert_eq!(std::fs::read_dir(&real).unwrap().count(), 3);
+    assert_eq!(fs::read_dir(&real).unwrap().count(), 3);
 
     Log::remove(&real).unwrap();
-    let mut left: Vec<_> = std::fs::read_dir(&real)
+    let mut left: Vec<_> = fs::read_dir(&real)
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
         .collect();
