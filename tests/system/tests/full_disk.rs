@@ -127,6 +127,56 @@ fn what_a_full_disk_refused_to_take_back_is_not_the_deads_for_ever() {
 }
 
 #[test]
+fn a_server_starts_on_a_full_disk_though_a_client_has_died_that_held_something() {
+    let _watchdog = watchdog("full_disk", LIMIT);
+    for signal in [Signal::TERM, Signal::KILL] {
+        let place = Place::shm(8);
+        let Some(disk) = small_disk(&place) else {
+            return;
+        };
+        let server = place.serve(ACTOR);
+        let handler = place.handler(plain(&[PAGE]));
+        put(&handler, "k", 1).unwrap();
+        let mut client = Actor::client(ACTOR, &place.socket());
+        client.ok("pin k");
+        client.ok("get k object");
+        for index in 0..5 {
+            client.ok(&format!("alloc page{index} {PAGE}"));
+        }
+        let pid = client.pid();
+        disk.fill().unwrap();
+        until_refused(&handler);
+        server.end(signal);
+        client.kill();
+
+        let server = place.serve(ACTOR);
+        let reads = || {
+            let object = handler.retrieve(&key("k")).ok().flatten();
+            object.is_some_and(|object| check(&object, "k") == Ok(1))
+        };
+        eventually("what is there is served", reads);
+        assert!(put(&handler, "refused", 1).is_err());
+        // What could not be taken back is not forgotten by one more start.
+        server.kill();
+        let _server = place.serve(ACTOR);
+        eventually("what is there is served again", reads);
+        disk.free().unwrap();
+        eventually("the dead client is forgotten", || {
+            let clients = handler.stats().map(|stats| stats.engine.clients);
+            clients.is_ok_and(|clients| clients.len() == 1 && clients[0].pid != pid)
+        });
+        assert_eq!(handler.delete(&key("k")).unwrap(), DeleteOutcome::Deleted);
+        eventually("every page can be used", || {
+            let mut pages = Vec::new();
+            while let Ok(page) = handler.alloc(PAGE as usize) {
+                pages.push(page);
+            }
+            pages.len() == 128
+        });
+    }
+}
+
+#[test]
 fn a_start_on_a_full_disk_says_so_and_loses_nothing() {
     let _watchdog = watchdog("full_disk", LIMIT);
     let place = Place::shm(8);

@@ -188,7 +188,7 @@ impl Run {
         let kills = self.report.kills();
         // A place that is never reached shall not keep the run from its end.
         let enough = kills >= self.options.kills
-            && (self.points.all_reached(self.each) || kills >= self.options.kills * 3);
+            && (self.points.all_reached(self.each) || kills >= self.options.kills * 4);
         enough
             || self
                 .deadline
@@ -290,6 +290,10 @@ impl Epoch<'_> {
         if let Some(disk) = &self.disk {
             disk.free()?;
         }
+        // Clients come to this place nowhere else.
+        let replaced = self.run.points.first("client.replace");
+        self.add_client_with(replaced)?;
+        self.work_until(Instant::now() + Duration::from_millis(30))?;
         self.end_server(Signal::KILL)?;
         self.start_server(false, None)?;
         self.until_ready(true)?;
@@ -341,8 +345,8 @@ impl Epoch<'_> {
             "--durability",
             durability,
             "--http=off",
-            "--log-segment=16KiB",
-            "--log-compact=32KiB",
+            "--log-segment=4KiB",
+            "--log-compact=8KiB",
             "--state-dir",
             &self.state_dir().display().to_string(),
         ]
@@ -381,15 +385,20 @@ impl Epoch<'_> {
     }
 
     fn add_client(&mut self) -> Found {
+        let random = &mut self.run.random;
+        let shot = if random.once_in(5) {
+            None
+        } else {
+            self.run.points.next(Site::Client, random)
+        };
+        self.add_client_with(shot)
+    }
+
+    fn add_client_with(&mut self, shot: Option<Shot>) -> Found {
         let number = self.run.next_client;
         self.run.next_client += 1;
         let random = &mut self.run.random;
         let seed = random.draw() >> 8;
-        let shot = if !random.once_in(5) {
-            self.run.points.next(Site::Client, random)
-        } else {
-            None
-        };
         let journal = self.dir.join(format!("journal.{number}"));
         let arguments = [
             "client".to_owned(),

@@ -49,6 +49,8 @@ struct Point {
     misses: u32,
     /// Hits in a row.
     hits: u32,
+    /// Misses since the last hit, wherever they were.
+    dry: u64,
     /// The hit is drawn from 1 to this.
     reach: u64,
     score: Score,
@@ -82,6 +84,7 @@ impl Points {
             },
             misses: 0,
             hits: 0,
+            dry: 0,
             reach: if is_rare(name) { 1 } else { 64 },
             score: Score::default(),
         };
@@ -90,7 +93,7 @@ impl Points {
 
     /// The one of this site that has been reached and tried least often.
     pub(crate) fn next(&self, site: Site, random: &mut Random) -> Option<Shot> {
-        let least = |point: &&Point| point.score.kills + point.score.shots;
+        let least = |point: &&Point| 2 * point.score.kills + point.dry;
         let point = self
             .0
             .iter()
@@ -111,6 +114,16 @@ impl Points {
         })
     }
 
+    /// The first time that a process comes to this place.
+    pub(crate) fn first(&self, name: &str) -> Option<Shot> {
+        let point = self.0.iter().find(|point| point.name == name)?;
+        Some(Shot {
+            name: point.name,
+            action: Action::Kill,
+            hit: 1,
+        })
+    }
+
     fn point(&mut self, name: &str) -> Option<&mut Point> {
         self.0.iter_mut().find(|point| point.name == name)
     }
@@ -121,6 +134,7 @@ impl Points {
             return;
         };
         point.misses = 0;
+        point.dry = 0;
         point.hits += 1;
         // Carefully, as a process comes to many a place only once.
         if point.hits.is_multiple_of(3) {
@@ -141,6 +155,7 @@ impl Points {
         };
         point.score.shots += 1;
         point.hits = 0;
+        point.dry += 1;
         point.misses += 1;
         point.reach = (point.reach / 4).max(1);
         if point.misses >= MISSES && point.reach == 1 && point.score.kills == 0 {
