@@ -601,6 +601,14 @@ fn a_reboot_takes_what_lay_in_memory_and_leaves_the_rest() {
 }
 
 #[test]
+fn memory_of_the_servers_own_is_refused_beside_dax() {
+    let site = Site::new();
+    let devices = [site.dax(), "memfd:?size=4MiB".to_owned()];
+    let error = Engine::open(site.setup(&devices).config()).unwrap_err();
+    assert!(matches!(error, EngineError::MemfdBesideDax));
+}
+
+#[test]
 fn memory_that_ends_with_its_server_is_begun_anew() {
     let site = Site::new();
     let setup = site.setup(&["memfd:?size=8MiB".to_owned()]);
