@@ -96,6 +96,11 @@ pub enum EngineError {
     /// No memory device was given.
     #[error("no memory device is configured; expected at least one, such as `shm:ondol?size=2GiB`")]
     NoDevice,
+    /// A pool that begins anew with each server beside a device that its clients go on mapping.
+    #[error(
+        "a memfd: device ends with its server, so that the whole pool would begin anew while clients still read and write the dax: device; leave one of them out"
+    )]
+    MemfdBesideDax,
     /// The devices hold no region.
     #[error(
         "the pool has {found} usable bytes; expected at least {REGION_ALIGNMENT} in one piece: give it a larger size"

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use ondol_catalog::failpoint;
 use ondol_directory::{AttachError, Directory, DirectoryError, Newcomer, Reclaimed};
-use ondol_memory::{Backing, Device, Durability, LogStats};
+use ondol_memory::{Backing, Device, DeviceUri, Durability, LogStats};
 use ondol_protocol::{ClientId, ClientInfo, Commit, ControlError, EngineStats};
 use ondol_shm::{ForkGuard, HandleSecret, Process, ProcessIdentity, create_lease_table};
 use parking_lot::{Mutex, RwLock};
@@ -82,6 +82,13 @@ impl Engine {
             })?;
         if config.devices.is_empty() {
             return Err(EngineError::NoDevice);
+        }
+        let has = |kind: fn(&DeviceUri) -> bool| config.devices.iter().any(kind);
+        if config.persistence.is_some()
+            && has(|uri| matches!(uri, DeviceUri::Memfd { .. }))
+            && has(|uri| matches!(uri, DeviceUri::Dax { .. }))
+        {
+            return Err(EngineError::MemfdBesideDax);
         }
         let secret = match &config.secret {
             Some(secret) => secret.clone(),
