@@ -182,6 +182,9 @@ fn many_killed_processes_are_all_detached() {
         });
     }
     server.wait_for_count("ondol_door_clients_died_total", 10);
+    // No session ended, which is a leave, before its client was told of as dead.
+    let state = server.engine.lock();
+    assert!(state.left.is_empty(), "{state:?}");
 }
 
 #[test]

@@ -122,11 +122,12 @@ pub(super) struct Ended {
     pub(super) clients: Vec<Departed>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Departed {
     pub(super) id: ClientId,
-    /// Whether it was a client of the server before this one that had not come back.
-    pub(super) was_away: bool,
+    /// To be dropped after [`Clients::died`], as a session that ends leaves: a client that has left is none that died.
+    /// Nothing if it was a client of the server before this one that had not come back.
+    session: Option<Arc<dyn Tenant>>,
 }
 
 impl Client {
@@ -146,17 +147,21 @@ impl Guest {
         matches!(self, Self::Here(seat) if seat.client.is_gone())
     }
 
-    fn departed(&self) -> Departed {
+    fn departed(self) -> Departed {
         match self {
-            Self::Here(seat) => Departed {
-                id: seat.client.id,
-                was_away: false,
+            Self::Here(Seat { client, .. }) => Departed {
+                id: client.id,
+                session: Some(client.session),
             },
-            Self::Away(id) => Departed {
-                id: *id,
-                was_away: true,
-            },
+            Self::Away(id) => Departed { id, session: None },
         }
+    }
+}
+
+impl Departed {
+    /// Whether it was a client of the server before this one that had not come back.
+    pub(super) fn was_away(&self) -> bool {
+        self.session.is_none()
     }
 }
 
@@ -218,6 +223,8 @@ impl Clients {
             )));
         }
         let key = ProcessKey::of(&identity).unwrap_or(ProcessKey::Instance(hello.instance));
+        // Dropped after the lock: sessions that end change the engine, and wait for its log.
+        let mut gone = Vec::new();
         // Held across `attach` and `resume`, so that two connections of one client at the same time are one client.
         let mut state = self.state.lock();
         if let Some(seat) = state.here(key, &hello.instance) {
@@ -257,7 +264,7 @@ impl Clients {
             }
             None => {}
         }
-        state.forget_gone();
+        gone.append(&mut state.forget_gone());
         if state.clients >= self.limit {
             return Err(ControlError::Refused(format!(
                 "the server has {} clients, as many as it allows; close some or raise its limit",
@@ -493,12 +500,13 @@ impl State {
     }
 
     /// Clients end their leases without a message, so those that left are looked at when another one comes.
-    fn forget_gone(&mut self) {
+    fn forget_gone(&mut self) -> Vec<Guest> {
+        let mut gone = Vec::new();
         for attached in self.processes.values_mut() {
-            let before = attached.by_instance.len();
-            attached.by_instance.retain(|_, guest| !guest.is_gone());
-            self.clients -= before - attached.by_instance.len();
+            let leaving = attached.by_instance.extract_if(|_, guest| guest.is_gone());
+            gone.extend(leaving.map(|(_, guest)| guest));
         }
+        self.clients -= gone.len();
         let Self {
             processes, marks, ..
         } = self;
@@ -509,6 +517,7 @@ impl State {
             }
             keep
         });
+        gone
     }
 
     fn forget_if_empty(&mut self, key: ProcessKey) {
@@ -524,7 +533,7 @@ impl State {
         let key = self.marks.remove(&mark)?;
         let attached = self.processes.remove(&key)?;
         self.clients -= attached.by_instance.len();
-        let guests = attached.by_instance.values();
+        let guests = attached.by_instance.into_values();
         Some(Ended {
             pid: attached.process.pid(),
             clients: guests.map(Guest::departed).collect(),

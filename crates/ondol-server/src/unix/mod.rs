@@ -380,7 +380,7 @@ impl Shared {
                     pid = ended.pid,
                     reason = "its process has ended",
                     noticed_by = "the descriptor of the process",
-                    was_away = client.was_away,
+                    was_away = client.was_away(),
                     grants = reclaimed.grants,
                     leases = reclaimed.leases,
                     pins = reclaimed.pins,

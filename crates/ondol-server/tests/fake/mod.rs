@@ -389,6 +389,12 @@ impl ControlPlane for FakeSession {
     }
 }
 
+impl Drop for FakeSession {
+    fn drop(&mut self) {
+        let _ = self.leave();
+    }
+}
+
 impl Tenant for FakeSession {
     fn is_gone(&self) -> bool {
         let state = self.engine.lock();
