@@ -2,10 +2,11 @@
 //! belongs to a test's own server is looked at.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Instant;
 
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -50,6 +51,12 @@ fn standing(report: &Value, files: &ShmFiles) -> Value {
 
 fn serve(place: &Place, files: &ShmFiles) -> Server {
     place.serve_with(&["--pool", &files.device("8MiB")])
+}
+
+fn serve_and_end(place: &Place, flags: &[&str]) {
+    let mut server = place.serve_with(flags);
+    place.run_with(&["put", "k"], b"x").text();
+    server.end(Signal::TERM);
 }
 
 /// A client that has come and waits for more of its object.
@@ -280,6 +287,203 @@ fn what_keeps_a_server_from_starting_needs_attention() {
     place
         .run(&["serve", "--pool", &files.device("8MiB")])
         .refused(1, &["--fresh"]);
+}
+
+#[test]
+fn a_pool_whose_owner_file_is_gone_is_told_from_one_that_is_gone_and_goes_with_its_log() {
+    let files = ShmFiles::new("doctor-stray");
+    let place = Place::new();
+    let dir = place.path().join("regions");
+    fs::create_dir(&dir).unwrap();
+    let second = format!("dir:{}?size=4MiB&region=2MiB", dir.display());
+    let flags = ["--pool", &files.device("8MiB"), "--pool", &second];
+    serve_and_end(&place, &flags);
+    let owners = [
+        PathBuf::from(format!("{}.owner", files.path().display())),
+        dir.join("ondol.owner"),
+    ];
+    for owner in &owners {
+        fs::remove_file(owner).unwrap();
+    }
+    let foreign = dir.join("ondol-000007.region");
+    fs::write(&foreign, "not the pool's").unwrap();
+
+    let report = examine(&place, &[]);
+    for (device, owner) in owners.iter().enumerate() {
+        let state = format!("there, but its owner file {} is gone", owner.display());
+        assert_eq!(report["devices"][device]["state"], state);
+        let found = about(&report, owner).unwrap();
+        assert_eq!(found["needs_attention"], true);
+        let remedy = found["remedy"].as_str().unwrap();
+        assert!(remedy.contains("--remove"), "{remedy}");
+    }
+    assert!(files.path().exists());
+
+    let report = examine(&place, &["--remove"]);
+    for device in [&files.path(), &dir] {
+        let removed = report["removed"].as_array().unwrap().iter();
+        let said = removed.filter(|said| said.as_str().unwrap().contains(device.to_str().unwrap()));
+        assert_eq!(said.count(), 1, "{report:#}");
+    }
+    assert!(!files.path().exists());
+    let left: Vec<_> = fs::read_dir(&dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert_eq!(left, [foreign]);
+}
+
+#[test]
+fn another_file_under_the_name_of_a_pool_without_owner_file_is_left_alone() {
+    let files = ShmFiles::new("doctor-other");
+    let place = Place::new();
+    serve_and_end(&place, &["--pool", &files.device("8MiB")]);
+    fs::remove_file(format!("{}.owner", files.path().display())).unwrap();
+    // As long as the pool, so that its inode alone tells.
+    let other = files.path().with_extension("other");
+    fs::File::create(&other).unwrap().set_len(8 << 20).unwrap();
+    fs::rename(&other, files.path()).unwrap();
+    assert_eq!(examine(&place, &[])["devices"][0]["state"], "gone");
+    examine(&place, &["--remove"]);
+    assert!(files.path().exists());
+    assert!(!place.state_dir().join("log").exists());
+}
+
+#[test]
+fn a_lease_book_that_a_living_client_needs_is_asked_for() {
+    let files = ShmFiles::new("doctor-book");
+    let place = Place::new();
+    let mut server = serve(&place, &files);
+    let mut client = waiting_client(&place);
+    server.end(Signal::KILL);
+    let report = examine(&place, &[]);
+    let known = report["clients"].as_array().unwrap().iter();
+    let mut known = known.filter(|known| known["pid"] == client.id());
+    let id = known.next_back().unwrap()["id"].as_u64().unwrap();
+    let book = place.state_dir().join("leases").join(id.to_string());
+    assert!(about(&report, &book).is_none(), "{report:#}");
+
+    let whole = fs::read(&book).unwrap();
+    let damages: [&dyn Fn(); 3] = [
+        &|| fs::remove_file(&book).unwrap(),
+        &|| fs::write(&book, &whole[..whole.len() / 2]).unwrap(),
+        &|| fs::write(&book, [&[0; 64], &whole[64..]].concat()).unwrap(),
+    ];
+    for damage in damages {
+        damage();
+        let report = examine(&place, &[]);
+        let found = about(&report, &book).unwrap_or_else(|| panic!("{report:#}"));
+        assert_eq!(found["needs_attention"], true);
+        let remedy = found["remedy"].as_str().unwrap();
+        assert!(remedy.contains("end that process"), "{remedy}");
+        place
+            .run(&["serve", "--pool", &files.device("8MiB")])
+            .refused(1, &["may still read the pool", book.to_str().unwrap()]);
+    }
+    client.kill().unwrap();
+    client.wait().unwrap();
+    assert!(about(&examine(&place, &[]), &book).is_none());
+    let server = serve(&place, &files);
+    assert_eq!(server.ready_with("start"), "warm");
+}
+
+#[test]
+fn what_is_not_ondols_is_left_alone_and_named_where_a_server_would_not_start() {
+    let files = ShmFiles::new("doctor-foreign");
+    let place = Place::new();
+    serve_and_end(&place, &["--pool", &files.device("8MiB")]);
+    let state = place.state_dir();
+    let strangers = [state.join("leases/notes"), state.join("log/notes")];
+    for stranger in &strangers {
+        fs::write(stranger, "somebody's").unwrap();
+    }
+    examine(&place, &["--clean"]);
+    assert!(strangers.iter().all(|stranger| stranger.exists()));
+
+    let elsewhere = place.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let names = ["1", "notes", "pool.json"];
+    for name in names {
+        fs::write(elsewhere.join(name), "somebody's").unwrap();
+    }
+    for name in ["leases", "log"] {
+        let (link, aside) = (state.join(name), place.path().join(name));
+        fs::rename(&link, &aside).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+        for flags in [&[][..], &["--clean"]] {
+            let report = examine(&place, flags);
+            assert_eq!(about(&report, &link).unwrap()["needs_attention"], true);
+        }
+        let said = place.run(&["doctor", "--remove"]);
+        said.refused(1, &["cannot use", link.to_str().unwrap()]);
+        assert!(names.iter().all(|name| elsewhere.join(name).exists()));
+        fs::remove_file(&link).unwrap();
+        fs::rename(&aside, &link).unwrap();
+    }
+
+    for name in ["ondol.sock", "lock"] {
+        let path = state.join(name);
+        let _ = fs::remove_file(&path);
+        match name {
+            "lock" => fs::create_dir(&path).unwrap(),
+            _ => fs::write(&path, "").unwrap(),
+        }
+        let report = examine(&place, &[]);
+        assert_eq!(about(&report, &path).unwrap()["needs_attention"], true);
+        match name {
+            "lock" => fs::remove_dir(&path).unwrap(),
+            _ => fs::remove_file(&path).unwrap(),
+        }
+    }
+
+    examine(&place, &["--remove"]);
+    assert!(strangers.iter().all(|stranger| stranger.exists()));
+    assert!(!files.path().exists());
+}
+
+#[test]
+fn a_disk_without_room_for_the_log_needs_attention() {
+    let files = ShmFiles::new("doctor-disk");
+    let place = Place::new();
+    let root = place.path().join("small");
+    fs::create_dir(&root).unwrap();
+    let flags = MountFlags::empty();
+    if let Err(error) = mount("tmpfs", &root, "tmpfs", flags, Some(c"size=8M,mode=0700")) {
+        println!("SKIPPED: no file system can be mounted here: {error}");
+        return;
+    }
+    let _mounted = Mounted(root.clone());
+    let state = root.join("state");
+    let state_flags = ["--state-dir", state.to_str().unwrap()];
+    let pool = files.device("8MiB");
+    let serve = ["--pool", &pool, "--log-segment", "1MiB"];
+    place
+        .serve_with(&[&serve[..], &state_flags].concat())
+        .end(Signal::TERM);
+    let log = state.join("log");
+    assert!(about(&examine(&place, &state_flags), &log).is_none());
+    let ballast = fs::File::create(root.join("ballast")).unwrap();
+    let room = 512 << 10;
+    let free = |disk: rustix::fs::StatVfs| disk.f_bfree * disk.f_frsize;
+    let left = free(rustix::fs::statvfs(&root).unwrap());
+    std::io::copy(
+        &mut std::io::Read::take(std::io::repeat(0), left - room),
+        &mut &ballast,
+    )
+    .unwrap();
+    let report = examine(&place, &state_flags);
+    let found = about(&report, &log).unwrap_or_else(|| panic!("{report:#}"));
+    assert_eq!(found["needs_attention"], true);
+    assert!(found["remedy"].as_str().unwrap().contains("make room"));
+}
+
+/// A file system that goes with the test.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
 }
 
 #[test]

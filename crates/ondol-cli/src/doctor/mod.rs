@@ -70,6 +70,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     report.removed = removed;
     if args.clean {
         clean(&mut report);
+        if !report.removed.is_empty() {
+            // What went may have been all that something else was kept for.
+            let removed = report.removed;
+            report = examine(&state_dir, &hold, &env)?;
+            report.removed = removed;
+            clean(&mut report);
+        }
     }
     match args.json {
         true => print_json(&report)?,
@@ -92,7 +99,7 @@ fn examine(state_dir: &Path, hold: &Hold, env: &DeviceEnv) -> anyhow::Result<Rep
         ..Report::default()
     };
     let leftovers = find_leftovers(env)?;
-    state::examine(&mut report, hold, &leftovers)?;
+    state::examine(&mut report, hold, &leftovers, env)?;
     for leftover in leftovers {
         report_leftover(&mut report, leftover);
     }
@@ -132,7 +139,7 @@ fn report_leftover(report: &mut Report, leftover: Leftover) {
         leftover.device.display(),
         format_size(leftover.bytes),
     );
-    let cure = Cure::Leftover(leftover);
+    let cure = Cure::Leftover(Box::new(leftover));
     report.find(
         what,
         "run `ondol doctor --clean`, or start a server over it",

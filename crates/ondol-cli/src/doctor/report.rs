@@ -109,7 +109,7 @@ pub(super) enum Cure {
     /// Remove the directory of a replay, which is held until then.
     Replay(PathBuf, Hold),
     /// Remove the files of a pool.
-    Leftover(Leftover),
+    Leftover(Box<Leftover>),
 }
 
 impl Report {

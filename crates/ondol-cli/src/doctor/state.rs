@@ -1,5 +1,6 @@
 //! The state directory of a server, and the pool that its log speaks of.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -7,10 +8,11 @@ use std::path::Path;
 use anyhow::Context;
 use ondol_handler::SOCKET_NAME;
 use ondol_memory::{
-    ClientReport, DeviceRecord, DeviceUri, Leftover, LogError, PoolRecord, find_leftover_dir,
-    format_size, inspect_log,
+    ClientReport, DeviceEnv, DeviceRecord, DeviceUri, Leftover, LogError, PoolRecord,
+    check_own_dir, find_leftover_dir, find_strays, format_size, inspect_log,
 };
-use ondol_shm::{Liveness, Process, boot_id};
+use ondol_shm::{LeaseBook, Liveness, Process, boot_id};
+use rustix::fs::{StatVfsMountFlags, statvfs};
 
 use super::hold::{Hold, is_absence};
 use super::report::{ClientView, Cure, DeviceView, LogView, Report, Socket};
@@ -25,6 +27,7 @@ pub(super) fn examine(
     report: &mut Report,
     hold: &Hold,
     leftovers: &[Leftover],
+    env: &DeviceEnv,
 ) -> anyhow::Result<()> {
     (report.server, report.pid) = match hold {
         Hold::Running(pid) => ("running", *pid),
@@ -39,17 +42,64 @@ pub(super) fn examine(
     };
     let is_running = hold.is_running();
     examine_modes(report, &dir, &stat);
+    examine_lock(report, &dir);
     examine_socket(report, &dir, is_running);
     examine_drafts(report, &dir, is_running);
+    if !is_own(report, &dir.join(LOG)) {
+        return Ok(());
+    }
     let is_known = examine_log(report, &dir, is_running);
     if let Some(record) = examine_record(report, &dir) {
         for device in &record.devices {
-            examine_device(report, &record, device, leftovers)?;
+            examine_device(report, &record, device, leftovers, env)?;
+        }
+        if is_rebooted(&record) {
+            // Their numbers may be those of others by now.
+            report
+                .clients
+                .iter_mut()
+                .for_each(|client| client.state = "dead");
         }
     }
     // Whose books are without a client is only known where the clients are.
-    examine_books(report, &dir, is_known && !is_running);
+    if is_own(report, &dir.join(BOOKS)) {
+        examine_books(report, &dir, is_known && !is_running);
+    }
+    if is_known && !is_running {
+        examine_needed_books(report, &dir);
+    }
     Ok(())
+}
+
+/// Whether the machine was restarted since this was written.
+pub(super) fn is_rebooted(record: &PoolRecord) -> bool {
+    boot_id().is_ok_and(|boot| boot != record.boot)
+}
+
+/// Whether a directory is the server's own, so that what has the names of its files is Ondol's. One that is not there is.
+fn is_own(report: &mut Report, dir: &Path) -> bool {
+    match check_own_dir(dir) {
+        Ok(()) => true,
+        Err(error) if is_absence(&error) => true,
+        Err(error) => {
+            report.attend(
+                format!("{} cannot be used: {error}", dir.display()),
+                "a server does not start before; what is in it is left alone",
+            );
+            false
+        }
+    }
+}
+
+/// A lock that is no file locks nothing.
+fn examine_lock(report: &mut Report, dir: &Path) {
+    let lock = dir.join("lock");
+    if fs::symlink_metadata(&lock).is_ok_and(|stat| !stat.is_file()) {
+        report.attend(
+            format!("{} is no plain file", lock.display()),
+            "move it away; a server does not start before",
+        );
+    }
 }
 
 fn examine_modes(report: &mut Report, dir: &Path, stat: &fs::Metadata) {
@@ -84,8 +134,16 @@ fn examine_modes(report: &mut Report, dir: &Path, stat: &fs::Metadata) {
 /// The default socket; a server may have been told of another one, of which nothing is written down.
 fn examine_socket(report: &mut Report, dir: &Path, is_running: bool) {
     let path = dir.join(SOCKET_NAME);
-    if !fs::symlink_metadata(&path).is_ok_and(|stat| stat.file_type().is_socket()) {
-        return;
+    match fs::symlink_metadata(&path) {
+        Ok(stat) if stat.file_type().is_socket() => {}
+        Ok(_) => {
+            report.attend(
+                format!("{} is no socket", path.display()),
+                "move it away; a server does not start before, unless `--socket` names another place",
+            );
+            return;
+        }
+        Err(_) => return,
     }
     if !is_running {
         let what = format!("{} was left by a server that was killed", path.display());
@@ -134,6 +192,9 @@ fn examine_log(report: &mut Report, dir: &Path, is_running: bool) -> bool {
         objects: found.objects,
     });
     report.clients = found.clients.iter().map(client).collect();
+    if let Some(last) = found.segments.last() {
+        examine_room(report, &dir.join(LOG), last.bytes);
+    }
     if found.torn_bytes > 0 && !is_running {
         let what = format!(
             "the log ends in {} bytes of an unfinished write",
@@ -148,6 +209,34 @@ fn examine_log(report: &mut Report, dir: &Path, is_running: bool) -> bool {
             report_damage(report, problem, is_running);
             false
         }
+    }
+}
+
+/// Whether the next file of the log can be made, which takes as much as the last one.
+fn examine_room(report: &mut Report, log: &Path, needed: u64) {
+    let Ok(disk) = statvfs(log) else { return };
+    let shown = log.display();
+    if disk.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        report.attend(
+            format!("the disk of {shown} can only be read"),
+            "make it writable; until then a server takes no changes, or does not start",
+        );
+        return;
+    }
+    let blocks = match rustix::process::geteuid().is_root() {
+        true => disk.f_bfree,
+        false => disk.f_bavail,
+    };
+    let free = blocks.saturating_mul(disk.f_frsize);
+    if free < needed {
+        report.attend(
+            format!(
+                "the disk of {shown} has {} left, and the next segment of the log takes {}",
+                format_size(free),
+                format_size(needed)
+            ),
+            "make room there; without, a server serves what it has, and soon takes no changes",
+        );
     }
 }
 
@@ -194,6 +283,7 @@ fn examine_device(
     record: &PoolRecord,
     device: &DeviceRecord,
     leftovers: &[Leftover],
+    env: &DeviceEnv,
 ) -> anyhow::Result<()> {
     let found = match device.uri() {
         DeviceUri::Dir { path, .. } => find_leftover_dir(path)?,
@@ -204,11 +294,24 @@ fn examine_device(
         DeviceUri::Hugetlb { size, .. } => Some(*size),
         _ => None,
     };
-    let rebooted = boot_id().is_ok_and(|boot| boot != record.boot);
+    let rebooted = is_rebooted(record);
+    let mut remedy =
+        "bring it back, or start with `ondol serve --fresh`, which begins with an empty pool";
     let (state, is_fine) = match found {
         _ if !device.outlives_process() => ("goes with its server".to_owned(), true),
         _ if rebooted && device.is_volatile() => ("gone with a reboot".to_owned(), true),
-        None => ("gone".to_owned(), false),
+        None => {
+            let strays = find_strays(device, env)?.filter(|strays| strays.is_whole());
+            let state = strays.map_or("gone".to_owned(), |strays| {
+                remedy =
+                    "bring that back, or run `ondol doctor --remove`, which gives up pool and log";
+                format!(
+                    "there, but its owner file {} is gone",
+                    strays.owner_file.display()
+                )
+            });
+            (state, false)
+        }
         Some(found) if found.pool != Some(record.pool) => {
             let pool = found
                 .pool
@@ -231,10 +334,7 @@ fn examine_device(
     };
     let uri = device.uri().to_string();
     if !is_fine {
-        report.attend(
-            format!("{uri}, a device of the pool, is {state}"),
-            "bring it back, or start with `ondol serve --fresh`, which begins with an empty pool",
-        );
+        report.attend(format!("{uri}, a device of the pool, is {state}"), remedy);
     }
     report.devices.push(DeviceView {
         device: uri,
@@ -256,19 +356,24 @@ fn stands_for(left: &Leftover, uri: &DeviceUri) -> bool {
         }
 }
 
-/// A book is called after its client.
+/// The client whose book has this name.
+pub(super) fn client_of_book(name: &OsStr) -> Option<u64> {
+    let name = name.to_str()?;
+    let client: u64 = name.parse().ok()?;
+    // No server gives any other spelling.
+    (client.to_string() == name).then_some(client)
+}
+
 fn examine_books(report: &mut Report, dir: &Path, can_judge: bool) {
     let Ok(entries) = fs::read_dir(dir.join(BOOKS)) else {
         return;
     };
     for entry in entries.flatten() {
-        let client = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok());
-        let view =
-            client.and_then(|id: u64| report.clients.iter_mut().find(|client| client.id == id));
-        match view {
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        let Some(id) = client_of_book(&entry.file_name()).filter(|_| is_file) else {
+            continue;
+        };
+        match report.clients.iter_mut().find(|client| client.id == id) {
             Some(view) => view.book = true,
             None if can_judge => {
                 let path = entry.path();
@@ -278,5 +383,29 @@ fn examine_books(report: &mut Report, dir: &Path, can_judge: bool) {
             }
             None => {}
         }
+    }
+}
+
+/// Without the book of a client that may live, a server does not know what must not be overwritten.
+fn examine_needed_books(report: &mut Report, dir: &Path) {
+    let mut unusable = Vec::new();
+    for client in report
+        .clients
+        .iter()
+        .filter(|client| client.state != "dead")
+    {
+        let path = dir.join(BOOKS).join(client.id.to_string());
+        if let Err(error) = LeaseBook::open(&path) {
+            unusable.push(format!(
+                "client {} (process {}) may still read the pool, and what it reads cannot be told: {error}",
+                client.id, client.pid
+            ));
+        }
+    }
+    for what in unusable {
+        report.attend(
+            what,
+            "end that process, then start a server; or start with `ondol serve --fresh`, which leaves it its memory",
+        );
     }
 }
