@@ -14,7 +14,7 @@ use fake::{FakeEngine, Helper, STRIDE, Server};
 use ondol_protocol::wire::{Answer, Hello, RequestRef};
 use ondol_protocol::{ClientId, ClientInfo, ControlError, GrantRequest};
 use ondol_server::{Adopted, DoorConfig, House, StateDir, UnixDoor};
-use ondol_shm::{Process, ProcessIdentity, create_lease_table};
+use ondol_shm::{Liveness, Process, ProcessIdentity, create_lease_table};
 use raw::{Raw, hello, protocol_error, refusal};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -348,24 +348,30 @@ fn one_of_several_connections_that_is_closed_ends_nothing() {
     assert!(state.died.is_empty() && state.left.is_empty(), "{state:?}");
 }
 
-/// Whether this machine lets us make a PID namespace; says so if not.
-fn can_unshare() -> bool {
+/// Whether this machine lets us make a namespace of this kind; says so if not.
+fn can_unshare(options: &[&str]) -> bool {
     let probe = Command::new("unshare")
-        .args(["--pid", "--fork", "true"])
+        .args(options)
+        .arg("true")
         .stderr(Stdio::null())
         .status();
     let can = probe.is_ok_and(|status| status.success());
     if !can {
-        eprintln!("SKIPPED: no PID namespace can be made here");
+        eprintln!("SKIPPED: no namespace of {options:?} can be made here");
     }
     can
 }
 
-/// A helper in a PID namespace of its own.
-fn start_in_namespace(role: &str, socket: &Path) -> Helper {
+/// For `unshare`: a PID namespace of its own.
+const PID: [&str; 3] = ["--pid", "--fork", "--kill-child"];
+/// For `unshare`: a time namespace of its own, where the machine has run for longer.
+const TIME: [&str; 5] = ["--time", "--boottime", "100000", "--fork", "--kill-child"];
+
+/// A helper in a namespace of its own.
+fn start_in_namespace(options: &[&str], role: &str, socket: &Path) -> Helper {
     let mut command = Command::new("unshare");
     command
-        .args(["--pid", "--fork", "--kill-child"])
+        .args(options)
         .arg(env::current_exe().unwrap())
         .args(["--exact", "entry", "--nocapture", "--test-threads=1"])
         .env(fake::ROLE, role)
@@ -377,11 +383,11 @@ fn start_in_namespace(role: &str, socket: &Path) -> Helper {
 
 #[test]
 fn a_client_of_an_inner_pid_namespace_is_one_like_any_other() {
-    if !can_unshare() {
+    if !can_unshare(&PID) {
         return;
     }
     let server = Server::start();
-    let mut inner = start_in_namespace("hold", server.door.socket());
+    let mut inner = start_in_namespace(&PID, "hold", server.door.socket());
     let id: u64 = inner.line("client ").parse().unwrap();
     let mut other = Helper::start("hold", server.door.socket());
     let other_id: u64 = other.line("client ").parse().unwrap();
@@ -398,12 +404,12 @@ fn a_client_of_an_inner_pid_namespace_is_one_like_any_other() {
 
 #[test]
 fn clients_that_the_server_cannot_see_live_until_they_die() {
-    if !can_unshare() {
+    if !can_unshare(&PID) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("state").join("ondol.sock");
-    let mut server = start_in_namespace("serve", &socket);
+    let mut server = start_in_namespace(&PID, "serve", &socket);
     server.line("ready");
     let mut first = Helper::start("hold", &socket);
     let first_id = first.line("client ");
@@ -415,4 +421,45 @@ fn clients_that_the_server_cannot_see_live_until_they_die() {
     assert_eq!(server.line("died "), second_id);
     first.kill();
     assert_eq!(server.line("died "), first_id);
+}
+
+#[test]
+fn clients_of_another_time_namespace_are_let_in_and_seen_to_die() {
+    if !can_unshare(&TIME) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("state").join("ondol.sock");
+    let mut server = start_in_namespace(&TIME, "serve", &socket);
+    server.line("ready");
+    let mut first = Helper::start("hold", &socket);
+    let first_id = first.line("client ");
+    let mut second = Helper::start("hold", &socket);
+    second.line("client ");
+    first.kill();
+    assert_eq!(server.line("died "), first_id);
+}
+
+#[test]
+fn a_client_is_the_same_though_the_next_server_counts_time_otherwise() {
+    let process = Process::current().unwrap();
+    let before = process.identity();
+    if before.inode == 0 {
+        eprintln!("SKIPPED: processes have no inode of their own here");
+        return;
+    }
+    // As a server in another time namespace had written it down.
+    let elsewhere = ProcessIdentity {
+        start_time: before.start_time + 10_000_000,
+        ..before
+    };
+    let Liveness::Alive(found) = Process::find(&elsewhere).unwrap() else {
+        panic!("this process lives");
+    };
+    assert_eq!(found.identity(), elsewhere);
+    let server = server_with(2, vec![adopted(41, 1, found), unseen(42, 2, elsewhere)]);
+    for id in [41, 42] {
+        let instance = u8::try_from(id - 40).unwrap();
+        assert_eq!(info(come_back(&server, instance)).id, ClientId(id));
+    }
 }

@@ -27,7 +27,8 @@ pub struct Process {
 pub struct ProcessIdentity {
     /// Its number in `namespace`; 0 if it has none there.
     pub pid: u32,
-    /// When it started, in clock ticks since boot; 0 if it has no number.
+    /// When it started, in clock ticks since boot as the time namespace of the one who wrote this down counts them; 0 if
+    /// it has no number.
     pub start_time: u64,
     /// The PID namespace of the one who wrote this down, as an inode number.
     pub namespace: u64,
@@ -103,17 +104,17 @@ impl Process {
             return Ok(Liveness::Dead);
         }
         let inode = pidfs_inode(&pidfd)?;
-        if inode != 0 && identity.inode != 0 && inode != identity.inode {
-            return Ok(Liveness::Dead);
-        }
-        let start_time = match start_time_of(&pidfd) {
-            Ok(start_time) => start_time,
-            Err(_) if has_ended(&pidfd) => return Ok(Liveness::Dead),
-            // It is hidden from us, but known by its inode.
-            Err(_) if inode != 0 && inode == identity.inode => identity.start_time,
-            Err(error) => return Err(error),
+        let is_same = if inode != 0 && identity.inode != 0 {
+            // These alone decide: a start time reads otherwise in another time namespace.
+            inode == identity.inode
+        } else {
+            match start_time_of(&pidfd) {
+                Ok(start_time) => start_time == identity.start_time,
+                Err(_) if has_ended(&pidfd) => false,
+                Err(error) => return Err(error),
+            }
         };
-        if start_time != identity.start_time {
+        if !is_same {
             return Ok(Liveness::Dead);
         }
         let identity = ProcessIdentity { inode, ..*identity };
@@ -147,6 +148,18 @@ impl Process {
     /// When the process started, in clock ticks since boot; 0 if it cannot be seen from here.
     pub fn start_time(&self) -> u64 {
         self.identity.start_time
+    }
+
+    /// Whether the process is known to lie in another time namespace than this one, so that what it reads as its own
+    /// start time differs from [`start_time`](Self::start_time). False also where that cannot be asked.
+    pub fn counts_time_otherwise(&self) -> bool {
+        let namespace =
+            |process: &str| Some(fs::metadata(format!("/proc/{process}/ns/time")).ok()?.ino());
+        let theirs = number_in_proc(&self.pidfd)
+            .ok()
+            .and_then(|pid| namespace(&pid.to_string()));
+        // The number was still its own when it was used.
+        theirs.is_some() && theirs != namespace("self") && self.is_alive()
     }
 
     /// Whether the process has not ended yet.
@@ -212,17 +225,18 @@ fn own_namespace() -> io::Result<u64> {
     Ok(fs::metadata("/proc/self/ns/pid")?.ino())
 }
 
-/// When the process started. `/proc` may number processes as another PID namespace does, so it is asked for its own
-/// number of this one first.
 fn start_time_of(pidfd: &OwnedFd) -> io::Result<u64> {
+    start_time_in(&format!("/proc/{}/stat", number_in_proc(pidfd)?))
+}
+
+/// The number under which `/proc` knows the process: it may number processes as another PID namespace does.
+fn number_in_proc(pidfd: &OwnedFd) -> io::Result<i32> {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
-    let pid = info
-        .lines()
+    info.lines()
         .find_map(|line| line.strip_prefix("Pid:"))
         .and_then(|pid| pid.trim().parse::<i32>().ok())
         .filter(|pid| *pid > 0)
-        .ok_or_else(|| io::Error::other("the process has ended or cannot be seen from here"))?;
-    start_time_in(&format!("/proc/{pid}/stat"))
+        .ok_or_else(|| io::Error::other("the process has ended or cannot be seen from here"))
 }
 
 /// When the process with this number started, in clock ticks since boot (field 22 of `/proc/PID/stat`). Right for the
@@ -261,6 +275,7 @@ pub fn boot_id() -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::env;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -318,19 +333,12 @@ mod tests {
     fn another_process_of_the_same_number_is_not_taken_for_it() {
         let own = Process::current().unwrap().identity();
         assert!(matches!(found(own), Liveness::Alive(_)));
-        for other in [
-            ProcessIdentity {
-                start_time: own.start_time - 1,
-                ..own
-            },
-            ProcessIdentity {
-                start_time: own.start_time - 1,
-                inode: 0,
-                ..own
-            },
-        ] {
-            assert!(matches!(found(other), Liveness::Dead), "{other:?}");
-        }
+        let other = ProcessIdentity {
+            start_time: own.start_time - 1,
+            inode: 0,
+            ..own
+        };
+        assert!(matches!(found(other), Liveness::Dead), "{other:?}");
         if own.inode != 0 {
             let other = ProcessIdentity {
                 inode: own.inode + 1,
@@ -340,6 +348,62 @@ mod tests {
         }
         let without = ProcessIdentity { inode: 0, ..own };
         assert!(matches!(found(without), Liveness::Alive(_)));
+    }
+
+    /// Set for a child process: the inode of the process that it looks for.
+    const INODE: &str = "ONDOL_TEST_INODE";
+
+    /// What this binary does as a child of the test below.
+    #[test]
+    fn looking_child() {
+        if env::var_os(INODE).is_none() {
+            return;
+        }
+        let number = |name| env::var(name).unwrap().parse().unwrap();
+        let parent = number("ONDOL_TEST_PID") as u32;
+        let identity = ProcessIdentity {
+            pid: parent,
+            start_time: number("ONDOL_TEST_START"),
+            namespace: own_namespace().unwrap(),
+            inode: number(INODE),
+        };
+        assert_ne!(
+            process_start_time(parent).unwrap(),
+            identity.start_time,
+            "the namespace shifts no time"
+        );
+        assert!(matches!(found(identity), Liveness::Alive(_)));
+        let other = ProcessIdentity {
+            inode: identity.inode + 1,
+            ..identity
+        };
+        assert!(matches!(found(other), Liveness::Dead));
+        assert!(Process::of_pid(parent).unwrap().counts_time_otherwise());
+        assert!(!Process::current().unwrap().counts_time_otherwise());
+        println!("\nfound");
+    }
+
+    #[test]
+    fn a_process_is_the_same_in_another_time_namespace() {
+        let own = Process::current().unwrap();
+        assert!(!own.counts_time_otherwise());
+        let identity = own.identity();
+        let output = Command::new("unshare")
+            .args(["--time", "--boottime", "100000", "--"])
+            .arg(env::current_exe().unwrap())
+            .args(["--exact", "process::tests::looking_child", "--nocapture"])
+            .env(INODE, identity.inode.to_string())
+            .env("ONDOL_TEST_PID", identity.pid.to_string())
+            .env("ONDOL_TEST_START", identity.start_time.to_string())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if identity.inode == 0 || errors.contains("unshare failed") {
+            eprintln!("SKIPPED: no time namespace or no pidfs here: {errors}");
+            return;
+        }
+        assert!(text.contains("found"), "{text}{errors}");
     }
 
     #[test]

@@ -20,11 +20,12 @@ use crate::{House, Reclaimed, Tenant};
 /// What tells a process from all others of this boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ProcessKey {
-    /// Its number and its start time.
-    Visible(u32, u64),
-    /// Its inode number, as it lies in a PID namespace that cannot be seen from here.
+    /// Its inode number, which reads the same from all namespaces.
     Inode(u64),
-    /// The same before Linux 6.9, where such a process has nothing but the random number of its handler.
+    /// Before Linux 6.9, its number and its start time.
+    Visible(u32, u64),
+    /// The same of a process in a PID namespace that cannot be seen from here: it has nothing but the random number of
+    /// its handler.
     Instance([u8; 16]),
 }
 
@@ -32,10 +33,10 @@ impl ProcessKey {
     /// The key of a process, unless only its handler can tell.
     pub(super) fn of(process: &ProcessIdentity) -> Option<Self> {
         match *process {
+            ProcessIdentity { inode, .. } if inode != 0 => Some(Self::Inode(inode)),
             ProcessIdentity {
                 pid, start_time, ..
             } if pid != 0 => Some(Self::Visible(pid, start_time)),
-            ProcessIdentity { inode, .. } if inode != 0 => Some(Self::Inode(inode)),
             _ => None,
         }
     }
@@ -170,11 +171,16 @@ impl Unseen {
     /// only what contradicts it counts: a forked child has it, too.
     fn can_be(&self, instance: &[u8; 16], process: &ProcessIdentity) -> bool {
         let before = &self.process;
-        let same_inode = before.inode == 0 || process.inode == 0 || before.inode == process.inode;
+        if self.instance != *instance {
+            return false;
+        }
+        if before.inode != 0 && process.inode != 0 {
+            return before.inode == process.inode;
+        }
         let comparable =
             before.namespace == process.namespace && before.pid != 0 && process.pid != 0;
         let same_number = (before.pid, before.start_time) == (process.pid, process.start_time);
-        self.instance == *instance && same_inode && (same_number || !comparable)
+        same_number || !comparable
     }
 }
 
@@ -215,7 +221,11 @@ impl Clients {
         process: Process,
     ) -> Result<(Client, Arrival), ControlError> {
         let identity = process.identity();
-        if identity.pid != 0 && hello.start_time != identity.start_time {
+        // Of a client that counts time otherwise it cannot be told.
+        if identity.pid != 0
+            && hello.start_time != identity.start_time
+            && !process.counts_time_otherwise()
+        {
             return Err(ControlError::Refused(format!(
                 "the hello comes from a process that started at {}, the connection from process {} that started at \
                  {}; a forked child must connect itself",
