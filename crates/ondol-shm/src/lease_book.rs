@@ -6,10 +6,17 @@
 //! read it; what a client writes goes to its lease table.
 //!
 //! # Invariant
-//! An entry's sequence is stored as 0 before its other words change, and as the lease's number after they have changed. So
-//! a server that is killed anywhere in between leaves "no lease" or the whole lease. Stores of a killed process
+//! An entry's sequence is stored as `VACANT` before its other words change, and as the lease's number after they have
+//! changed. So a server that is killed anywhere in between leaves "no lease" or the whole lease. Stores of a killed process
 //! take effect up to the instruction at which it ended, in the order of its instructions; the fences keep the compiler from
 //! another order. A book has one writer, as writing takes `&mut self`.
+//!
+//! # Damage
+//! A lease that a book does not show is a page that is reused under its reader, so a book that was damaged must be seen to
+//! be. A lease carries a check over its slot and all its words. The file is used in blocks: before a block's first lease is
+//! written all its entries are written as vacant, and then the block's bit is set in the header. So in a block in use
+//! every entry is vacant or a lease that fits its check, and bytes that were lost, which read as 0, are neither; in all other
+//! blocks there is no lease.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -20,45 +27,53 @@ use std::path::{Path, PathBuf};
 
 use ondol_catalog::{FrozenField, FrozenLayout, LAYOUTS, failpoint, linkme::distributed_slice};
 use ondol_plugin::RegionId;
-use rustix::fs::{FallocateFlags, IFlags, OFlags, fallocate, ioctl_setflags};
+use rustix::fs::{IFlags, OFlags, ioctl_setflags};
 use rustix::io::Errno;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::lease::LeaseRef;
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::{Generation, LEASE_SLOTS, Location, PageId, WriteMapping};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ONDOLBOK");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 #[repr(C)]
 struct Header {
     magic: u64,
     version: u32,
     entries: u32,
-    reserved: [u64; 6],
+    /// One bit for each block in use.
+    blocks: u64,
+    reserved: [u64; 5],
 }
 
-/// One slot's lease; all zero if it has none.
+/// One slot's lease.
 #[repr(C)]
 struct Entry {
+    /// [`VACANT`] if there is none, whatever the other fields say.
     sequence: u64,
     region: u64,
-    index: u64,
+    index: u32,
+    check: u32,
     generation: u64,
 }
+
+/// The sequence of an entry without a lease in a block that is in use.
+const VACANT: u64 = u64::MAX;
 
 const HEADER_BYTES: usize = size_of::<Header>();
 const ENTRY_BYTES: usize = size_of::<Entry>();
 const BOOK_BYTES: u64 = (HEADER_BYTES + LEASE_SLOTS as usize * ENTRY_BYTES) as u64;
-/// The file is given room in pieces of this size, or of a memory page where that is larger.
-const BLOCK_BYTES: usize = 16 << 10;
-const _: () = assert!(HEADER_BYTES == 64 && ENTRY_BYTES == 32);
+const BLOCK_BYTES: usize = 64 << 10;
+const BLOCKS: usize = (BOOK_BYTES as usize).div_ceil(BLOCK_BYTES);
+const _: () = assert!(HEADER_BYTES == 64 && ENTRY_BYTES == 32 && BLOCKS < 64);
 
 #[distributed_slice(LAYOUTS)]
 #[linkme(crate = ondol_catalog::linkme)]
 static HEADER_LAYOUT: FrozenLayout = FrozenLayout {
     name: "LeaseBookHeader",
-    revision: 1,
+    revision: 2,
     size: HEADER_BYTES,
     align: align_of::<Header>(),
     fields: &[
@@ -78,9 +93,14 @@ static HEADER_LAYOUT: FrozenLayout = FrozenLayout {
             size: 4,
         },
         FrozenField {
+            name: "blocks",
+            offset: offset_of!(Header, blocks),
+            size: 8,
+        },
+        FrozenField {
             name: "reserved",
             offset: offset_of!(Header, reserved),
-            size: 48,
+            size: 40,
         },
     ],
 };
@@ -89,7 +109,7 @@ static HEADER_LAYOUT: FrozenLayout = FrozenLayout {
 #[linkme(crate = ondol_catalog::linkme)]
 static ENTRY_LAYOUT: FrozenLayout = FrozenLayout {
     name: "LeaseBookEntry",
-    revision: 1,
+    revision: 2,
     size: ENTRY_BYTES,
     align: align_of::<Entry>(),
     fields: &[
@@ -106,7 +126,12 @@ static ENTRY_LAYOUT: FrozenLayout = FrozenLayout {
         FrozenField {
             name: "index",
             offset: offset_of!(Entry, index),
-            size: 8,
+            size: 4,
+        },
+        FrozenField {
+            name: "check",
+            offset: offset_of!(Entry, check),
+            size: 4,
         },
         FrozenField {
             name: "generation",
@@ -139,7 +164,7 @@ pub enum LeaseBookError {
         /// The system's answer.
         source: io::Error,
     },
-    /// The file is not a lease book of this version, or not a whole one.
+    /// The file is not a lease book of this version, or not a whole one, or damaged.
     #[error(
         "lease book {}: found {found}; expected {BOOK_BYTES} bytes of version {VERSION} with {LEASE_SLOTS} entries. Without \
          it the pages that its client reads are not known: let the client end before the file is deleted",
@@ -158,9 +183,8 @@ pub enum LeaseBookError {
 pub struct LeaseBook {
     file: File,
     mapping: WriteMapping,
-    /// Length of a block in bytes, and which blocks of the file surely have room.
-    block: usize,
-    has_room: Box<[bool]>,
+    /// The blocks in use, as in the header.
+    blocks: u64,
 }
 
 impl LeaseBook {
@@ -190,7 +214,7 @@ impl LeaseBook {
         header[8..12].copy_from_slice(&VERSION.to_le_bytes());
         header[12..].copy_from_slice(&LEASE_SLOTS.to_le_bytes());
         file.write_all_at(&header, 0)?;
-        Self::map(file)
+        Self::map(file, 0)
     }
 
     /// Opens a book that another server left, with every lease that stands in it, by slot.
@@ -232,53 +256,70 @@ impl LeaseBook {
                 counts >> 32
             )));
         }
+        let blocks = word(header, offset_of!(Header, blocks));
+        if blocks >> BLOCKS != 0 {
+            return Err(foreign(format!("blocks {blocks:#x} in use of {BLOCKS}")));
+        }
         let mut leases = Vec::new();
         for (slot, entry) in (0..LEASE_SLOTS).zip(entries.chunks_exact(ENTRY_BYTES)) {
             let sequence = word(entry, offset_of!(Entry, sequence));
-            if sequence == 0 {
+            let is_in_use = blocks & block_bit(slot) != 0;
+            // A server that was killed may have begun to make a block ready.
+            if sequence == VACANT || sequence == 0 && !is_in_use {
                 continue;
             }
-            let region = word(entry, offset_of!(Entry, region));
             let index = word(entry, offset_of!(Entry, index));
-            let index = u32::try_from(index)
-                .map_err(|_| foreign(format!("page {index} of region {region} in slot {slot}")))?;
-            leases.push(BookedLease {
+            let booked = BookedLease {
                 lease: LeaseRef { slot, sequence },
                 page: PageId {
-                    region: RegionId(region),
-                    index,
+                    region: RegionId(word(entry, offset_of!(Entry, region))),
+                    index: index as u32,
                 },
                 generation: Generation(word(entry, offset_of!(Entry, generation))),
-            });
+            };
+            if !is_in_use || sequence == 0 || booked.index_word() != index {
+                return Err(foreign(format!("damage in the entry of slot {slot}")));
+            }
+            leases.push(booked);
         }
-        Ok((Self::map(file).map_err(failed)?, leases))
+        Ok((Self::map(file, blocks).map_err(failed)?, leases))
     }
 
-    fn map(file: File) -> io::Result<Self> {
+    fn map(file: File, blocks: u64) -> io::Result<Self> {
         let mapping = WriteMapping::new(file.as_fd(), BOOK_BYTES)?;
-        let block = BLOCK_BYTES.max(rustix::param::page_size());
-        let blocks = (BOOK_BYTES as usize).div_ceil(block);
         Ok(Self {
             file,
             mapping,
-            block,
-            has_room: vec![false; blocks].into(),
+            blocks,
         })
     }
 
     /// Writes a lease down; what stood in its slot is gone. The slot is below [`LEASE_SLOTS`].
     ///
     /// # Errors
-    /// If the file system has no room; the book is then as it was.
+    /// If the file system has no room, or the lease's number is one that no client counts to; the book then holds what it
+    /// held.
     pub(crate) fn write(&mut self, lease: LeaseRef, location: &Location) -> io::Result<()> {
         failpoint!("lease.book", Err(Errno::NOSPC.into()));
-        self.make_room(lease.slot)?;
+        if matches!(lease.sequence, 0 | VACANT) {
+            return Err(io::Error::other(format!(
+                "the lease has number {}; expected 1 to {}",
+                lease.sequence,
+                VACANT - 1
+            )));
+        }
+        self.make_ready(lease.slot)?;
+        let booked = BookedLease {
+            lease,
+            page: location.page,
+            generation: location.generation,
+        };
         let [sequence, region, index, generation] = self.entry(lease.slot);
-        sequence.store(0, Ordering::Relaxed);
+        sequence.store(VACANT, Ordering::Relaxed);
         fence(Ordering::Release);
         failpoint!("lease.entry_open");
         region.store(location.page.region.0, Ordering::Relaxed);
-        index.store(location.page.index.into(), Ordering::Relaxed);
+        index.store(booked.index_word(), Ordering::Relaxed);
         generation.store(location.generation.0, Ordering::Relaxed);
         failpoint!("lease.entry_filled");
         sequence.store(lease.sequence, Ordering::Release);
@@ -288,44 +329,64 @@ impl LeaseBook {
 
     /// Strikes out the lease of a slot that was written or that [`open`](Self::open) found.
     pub(crate) fn erase(&mut self, slot: u32) {
-        self.entry(slot)[0].store(0, Ordering::Release);
+        self.entry(slot)[0].store(VACANT, Ordering::Release);
     }
 
-    /// Sees to it that a store to the slot's entry needs nothing of a full file system, where it would kill the process.
-    fn make_room(&mut self, slot: u32) -> io::Result<()> {
-        // An entry lies in one block, as its length divides those of a block and of the header.
-        let block = entry_offset(slot) / self.block;
-        if self.has_room[block] {
+    /// Takes the slot's block into use. A store to the entry needs nothing of a full file system then, where it would kill
+    /// the process.
+    fn make_ready(&mut self, slot: u32) -> io::Result<()> {
+        let bit = block_bit(slot);
+        if self.blocks & bit != 0 {
             return Ok(());
         }
-        let start = block * self.block;
-        let len = self.block.min(BOOK_BYTES as usize - start);
-        match fallocate(
-            &self.file,
-            FallocateFlags::empty(),
-            start as u64,
-            len as u64,
-        ) {
-            Ok(()) => {}
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                let mut bytes = vec![0; len];
-                self.file.read_exact_at(&mut bytes, start as u64)?;
-                self.file.write_all_at(&bytes, start as u64)?;
-            }
-            Err(error) => return Err(error.into()),
-        }
-        self.has_room[block] = true;
+        let start = entry_offset(slot) / BLOCK_BYTES * BLOCK_BYTES;
+        let end = (start + BLOCK_BYTES).min(BOOK_BYTES as usize);
+        let start = start.max(HEADER_BYTES);
+        let mut vacant = [0; ENTRY_BYTES];
+        vacant[..8].copy_from_slice(&VACANT.to_le_bytes());
+        let entries = vacant.repeat((end - start) / ENTRY_BYTES);
+        self.file.write_all_at(&entries, start as u64)?;
+        failpoint!("lease.block_made");
+        self.blocks |= bit;
+        // Before the first lease, which is stored in this order, too.
+        self.word(offset_of!(Header, blocks))
+            .store(self.blocks, Ordering::Release);
         Ok(())
     }
 
     fn entry(&self, slot: u32) -> [&AtomicU64; 4] {
         let start = entry_offset(slot);
-        [0, 8, 16, 24].map(|at| {
-            // SAFETY: the word lies inside the mapping (checked), is aligned, lives as long as `self`, and is only ever
-            // accessed atomically. The mapping was made writable.
-            unsafe { &*self.mapping.word(start + at).cast() }
-        })
+        [0, 8, 16, 24].map(|at| self.word(start + at))
     }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: the word lies inside the mapping (checked), is aligned, lives as long as `self`, and is only accessed
+        // atomically while it is mapped, but for entries of blocks that are not in use. The mapping was made writable.
+        unsafe { &*self.mapping.word(offset).cast() }
+    }
+}
+
+impl BookedLease {
+    /// The entry's word with the page's index and the check: the lower half of XXH3 over slot, index and the other words.
+    fn index_word(&self) -> u64 {
+        let Self {
+            lease: LeaseRef { slot, sequence },
+            page: PageId { region, index },
+            generation,
+        } = *self;
+        let place = u64::from(slot) | u64::from(index) << 32;
+        let mut bytes = [0; 32];
+        let words = [place, sequence, region.0, generation.0];
+        for (part, word) in bytes.chunks_exact_mut(8).zip(words) {
+            part.copy_from_slice(&word.to_le_bytes());
+        }
+        u64::from(index) | xxh3_64(&bytes) << 32
+    }
+}
+
+/// An entry lies in one block, as its length divides those of a block and of the header.
+fn block_bit(slot: u32) -> u64 {
+    1 << (entry_offset(slot) / BLOCK_BYTES)
 }
 
 fn entry_offset(slot: u32) -> usize {
@@ -433,9 +494,9 @@ mod tests {
             &|bytes| bytes.truncate(HEADER_BYTES),
             &|bytes| bytes.push(0),
             &|bytes| bytes[0] ^= 1,
-            &|bytes| bytes[8] = 2,
-            // A page that no region can have.
-            &|bytes| bytes[HEADER_BYTES..HEADER_BYTES + ENTRY_BYTES].fill(0xff),
+            &|bytes| bytes[8] = 1,
+            // A lease where none was written.
+            &|bytes| bytes[HEADER_BYTES..HEADER_BYTES + ENTRY_BYTES].fill(0xfe),
         ];
         for (number, change) in changes.into_iter().enumerate() {
             let error = write(change).unwrap_err();
@@ -449,6 +510,58 @@ mod tests {
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
         LeaseBook::open(&path).unwrap_err();
+    }
+
+    #[test]
+    fn a_book_with_a_damaged_entry_is_refused() {
+        let (_dir, path) = book();
+        let mut book = LeaseBook::create(&path).unwrap();
+        for slot in 0..4 {
+            book.write(lease(slot, 1), &location(9)).unwrap();
+        }
+        book.write(lease(3000, 7), &location(3)).unwrap();
+        book.erase(3);
+        drop(book);
+        let leases = LeaseBook::open(&path).unwrap().1;
+        assert_eq!(leases.len(), 4);
+        let whole = fs::read(&path).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let assert_refused = |start: usize, bytes: &[u8]| {
+            file.write_all_at(bytes, start as u64).unwrap();
+            let opened = LeaseBook::open(&path);
+            let before = &whole[start..start + bytes.len()];
+            file.write_all_at(before, start as u64).unwrap();
+            assert!(
+                matches!(opened, Err(LeaseBookError::Foreign { .. })),
+                "{} bytes at {start}: {opened:?}",
+                bytes.len()
+            );
+        };
+        // Each bit of leases, of the number of one that has ended and of one that never was, and of the header's word.
+        let held = [0, 3000].map(|slot| entry_offset(slot)..entry_offset(slot + 1));
+        let vacant = [3, 700].map(|slot| entry_offset(slot)..entry_offset(slot) + 8);
+        let blocks = offset_of!(Header, blocks)..offset_of!(Header, reserved);
+        for at in held.into_iter().chain(vacant).chain([blocks]).flatten() {
+            for bit in 0..8 {
+                assert_refused(at, &[whole[at] ^ 1 << bit]);
+            }
+        }
+        for start in (HEADER_BYTES..entry_offset(3000)).step_by(4096) {
+            assert_refused(start, &[0; 4096]);
+        }
+        let first = &whole[entry_offset(0)..entry_offset(1)];
+        assert_refused(entry_offset(1), first);
+        assert_eq!(LeaseBook::open(&path).unwrap().1, leases);
+    }
+
+    #[test]
+    fn a_lease_with_a_number_that_means_none_is_not_booked() {
+        let (_dir, path) = book();
+        let mut book = LeaseBook::create(&path).unwrap();
+        for number in [0, u64::MAX] {
+            book.write(lease(0, number), &location(1)).unwrap_err();
+        }
+        assert_eq!(LeaseBook::open(&path).unwrap().1, []);
     }
 
     #[test]
@@ -503,7 +616,8 @@ mod tests {
             ondol_catalog::arm_failpoints(&order).unwrap();
             book.write(lease(0, 1), &location(1)).unwrap();
             book.write(lease(0, 2), &location(2)).unwrap();
-            panic!("the second lease did not end this process");
+            book.write(lease(3000, 3), &location(3)).unwrap();
+            panic!("no lease ended this process");
         }
         for number in 1.. {
             for slot in 0..4 {
@@ -559,6 +673,8 @@ mod tests {
             ("lease.entry_open", None),
             ("lease.entry_filled", None),
             ("lease.booked", Some(2)),
+            // In the block of the third one.
+            ("lease.block_made", Some(2)),
         ] {
             let (_dir, path) = book();
             let status = child(&path)
