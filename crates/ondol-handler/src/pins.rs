@@ -82,14 +82,30 @@ impl Pins {
     ) -> Result<Vec<bool>, ControlError> {
         // First those of which something is in the air: this call may be the repetition of the one that was lost.
         let order = [Standing::Undoing, Standing::Unsure, Standing::Made];
-        let taken: Vec<_> = keys.iter().map(|key| self.take(key, &order)).collect();
-        let mut outcomes = self
-            .take_back(plane, taken.iter().flatten().cloned().collect())?
-            .into_iter();
-        let unpinned = taken
-            .iter()
-            .map(|pin| pin.is_some() && outcomes.next() == Some(true));
-        Ok(unpinned.collect())
+        let mut unpinned = vec![false; keys.len()];
+        let mut undone = Vec::new();
+        let mut left: Vec<usize> = (0..keys.len()).collect();
+        while !left.is_empty() {
+            let of_key = |index: usize| Some((index, self.take(&keys[index], &order)?));
+            let taken: Vec<_> = left.drain(..).filter_map(of_key).collect();
+            let pins = taken.iter().map(|(_, pin)| pin.clone()).collect();
+            let outcomes = self.take_back(plane, pins).inspect_err(|_| {
+                // Of those of the rounds before, a repetition of this call must take no second one.
+                undone
+                    .drain(..)
+                    .for_each(|pin| self.put(pin, Standing::Undoing));
+            })?;
+            for ((index, (pin, standing)), done) in taken.into_iter().zip(outcomes) {
+                unpinned[index] = done;
+                if done {
+                    undone.push(pin);
+                } else if standing == Standing::Unsure {
+                    // It was never made; there may be another one of the same key.
+                    left.push(index);
+                }
+            }
+        }
+        Ok(unpinned)
     }
 
     /// Takes back again what was being taken back when the answer was lost, so that a new pin is not mistaken for it.
@@ -298,6 +314,16 @@ mod tests {
             assert_eq!(scene.count(), 0);
             assert_eq!(scene.unpin(), Ok(false));
         }
+    }
+
+    #[test]
+    fn a_pin_that_was_never_made_does_not_stand_before_one_that_was() {
+        let scene = Scene::new();
+        assert_eq!(scene.pin(), Ok(true));
+        scene.engine.fail_next("pin", Fault::RequestLost);
+        assert!(scene.pin().is_err());
+        assert_eq!((scene.unpin(), scene.count()), (Ok(true), 0));
+        assert_eq!(scene.unpin(), Ok(false));
     }
 
     #[test]
