@@ -14,7 +14,7 @@ use ondol_catalog::{Policy, failpoint};
 use ondol_directory::{AdoptedClient, Directory, LastRun, RecoverError, Recovery, Verifier};
 use ondol_memory::{
     Arena, Device, DeviceUri, Durability, Image, Log, NoJournal, OpenOptions, Pool, PoolId,
-    PoolRecord, Predecessor, Recovered, RunId,
+    PoolRecord, Predecessor, Recovered, RunId, find_strays,
 };
 use ondol_protocol::ClientId;
 use ondol_shm::{BackingId, LeaseBook, Liveness, Process, ProcessIdentity, boot_id};
@@ -208,6 +208,7 @@ pub(crate) fn start_kept(
     match start.past()? {
         Past::None(why) => start.begin(Predecessor::Unknown, why),
         Past::GivenUp(why) => {
+            start.remove_strays()?;
             Log::remove(&start.log_dir())?;
             failpoint!("recover.log_removed");
             start.begin(Predecessor::Replace, why)
@@ -261,6 +262,25 @@ impl Start<'_> {
         let mut options = self.persistence.log.clone();
         options.durability = self.persistence.durability;
         options
+    }
+
+    /// Unlinks files of a pool that is given up if their lock file is gone: only the log still knows whose they are, and
+    /// that goes next.
+    fn remove_strays(&self) -> Result<(), EngineError> {
+        // A record that cannot be read names nothing.
+        let Ok(Some(record)) = PoolRecord::load(&self.log_dir()) else {
+            return Ok(());
+        };
+        let rebooted = record.boot != self.boot;
+        let devices = record.devices.iter();
+        for device in devices.filter(|device| !(rebooted && device.is_volatile())) {
+            if let Some(strays) = find_strays(device, &self.config.device_env)?
+                && !strays.owner_file.exists()
+            {
+                strays.remove()?;
+            }
+        }
+        Ok(())
     }
 
     fn past(&self) -> Result<Past, EngineError> {

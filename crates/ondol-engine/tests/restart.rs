@@ -601,6 +601,29 @@ fn a_reboot_takes_what_lay_in_memory_and_leaves_the_rest() {
 }
 
 #[test]
+fn a_fresh_start_finds_its_pool_though_the_lock_file_is_gone() {
+    type Device = fn(&Site) -> String;
+    let devices: [(Device, &str); 2] = [
+        (Site::shm, "shm/pool.owner"),
+        (Site::dir, "pool/ondol.owner"),
+    ];
+    for (device, owner) in devices {
+        let site = Site::new();
+        let setup = site.setup(&[device(&site)]);
+        setup.open().close().unwrap();
+        std::fs::remove_file(site.path(owner)).unwrap();
+        assert!(Engine::open(setup.config()).is_err());
+        let fresh = Setup {
+            fresh: true,
+            ..setup
+        };
+        let engine = fresh.open();
+        assert!(!engine.restart().warm);
+        engine.close().unwrap();
+    }
+}
+
+#[test]
 fn memory_of_the_servers_own_is_refused_beside_dax() {
     let site = Site::new();
     let devices = [site.dax(), "memfd:?size=4MiB".to_owned()];

@@ -12,6 +12,8 @@ use rustix::fs::OFlags;
 use crate::error::{Owner, ServerError};
 
 const SECRET_BYTES: usize = 32;
+/// How often the lock is tried while no living process is known to hold it; a tenth of a second each.
+const LOCK_TRIES: u32 = 50;
 
 /// Files that are written under one of these names and renamed when they are whole.
 const DRAFTS: [&str; 1] = ["secret.new"];
@@ -56,16 +58,26 @@ impl StateDir {
             .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
             .open(&lock_path)
             .map_err(ServerError::io("open", &lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(ServerError::AlreadyRunning {
+        let mut tries = LOCK_TRIES;
+        while let Err(refused) = lock.try_lock() {
+            let error = match refused {
+                TryLockError::WouldBlock => ServerError::AlreadyRunning {
                     dir: path.to_owned(),
                     owner: owner(&lock_path),
-                });
-            }
-            Err(TryLockError::Error(error)) => {
-                return Err(ServerError::io("lock", &lock_path)(error));
+                },
+                TryLockError::Error(error) => ServerError::io("lock", &lock_path)(error),
+            };
+            tries -= 1;
+            // Without a living owner it is somebody who puts the directory in order, and is done soon.
+            let will_end = matches!(
+                error,
+                ServerError::AlreadyRunning {
+                    owner: Owner(None),
+                    ..
+                }
+            );
+            if tries == 0 || !will_end {
+                return Err(error);
             }
         }
         lock.set_len(0)

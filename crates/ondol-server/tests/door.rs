@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fs, io};
 
-use fake::{FakeEngine, Helper, Server, assert_shared, wait};
+use fake::{FakeEngine, Helper, STRIDE, Server, assert_shared, wait};
 use ondol_plugin::Key;
 use ondol_protocol::wire::{
     Answer, HEADER_BYTES, Header, Hello, Op, PROTOCOL_VERSION, RequestRef, encode_request,
 };
-use ondol_protocol::{Access, ControlError};
+use ondol_protocol::{Access, ControlError, GrantRequest};
 use ondol_server::{DoorConfig, House, ServerError, StateDir, UnixDoor};
 use ondol_shm::LeaseSlots;
 use raw::{Raw, hello, protocol_error, refusal};
@@ -32,9 +32,9 @@ fn entry() {
     match role.as_str() {
         "hold" | "leave" => {
             let (mut raw, info) = Raw::greeted(Path::new(&socket), 7);
-            let (answer, _) = raw.ask(RequestRef::Grant(ondol_protocol::GrantRequest {
+            let (answer, _) = raw.ask(RequestRef::Grant(GrantRequest {
                 request: 1,
-                stride: fake::STRIDE,
+                stride: STRIDE,
                 count: 3,
             }));
             assert!(matches!(answer, Ok(Answer::Grant(_))), "{answer:?}");
@@ -159,9 +159,9 @@ fn a_killed_process_is_detached_with_all_its_grants() {
     assert_eq!(server.count("ondol_door_clients_died_total"), 1);
     // The dead client's pages are free for the next one.
     let (mut raw, _) = Raw::greeted(server.door.socket(), 1);
-    let (answer, _) = raw.ask(RequestRef::Grant(ondol_protocol::GrantRequest {
+    let (answer, _) = raw.ask(RequestRef::Grant(GrantRequest {
         request: 1,
-        stride: fake::STRIDE,
+        stride: STRIDE,
         count: u32::MAX,
     }));
     let Ok(Answer::Grant(grants)) = answer else {
@@ -229,7 +229,7 @@ fn a_client_that_left_may_still_return_what_it_holds() {
     let (mut raw, before) = Raw::greeted(socket, 1);
     let request = ondol_protocol::GrantRequest {
         request: 1,
-        stride: fake::STRIDE,
+        stride: STRIDE,
         count: 1,
     };
     let Ok(Answer::Grant(grants)) = raw.ask(RequestRef::Grant(request)).0 else {
@@ -790,6 +790,37 @@ fn has_left(server: &Server, id: u64) {
     server.engine.wait_until("the leave", |state| {
         state.left.contains(&ondol_protocol::ClientId(id))
     });
+}
+
+#[test]
+fn a_request_whose_client_gave_up_on_it_is_not_carried_out() {
+    let server = Server::start();
+    let (mut raw, _) = Raw::greeted(server.door.socket(), 1);
+    let (mut other, _) = Raw::greeted(server.door.socket(), 1);
+    server.engine.change(|state| state.stats_wait = true);
+    let (mut stream, mut out) = (Vec::new(), Vec::new());
+    let grant = GrantRequest {
+        request: 1,
+        stride: STRIDE,
+        count: 1,
+    };
+    for (sequence, request) in [(1, RequestRef::Stats), (2, RequestRef::Grant(grant))] {
+        encode_request(&mut out, sequence, request).unwrap();
+        stream.extend_from_slice(&out);
+    }
+    raw.send(&stream);
+    server
+        .engine
+        .wait_until("the call", |state| state.waiting == 1);
+    drop(raw);
+    server.engine.change(|state| state.stats_wait = false);
+    wait("the end of the connection", || {
+        server.engine.lock().waiting == 0
+    });
+    for _ in 0..50 {
+        assert_eq!(other.ask(RequestRef::Ping).0, Ok(Answer::Ping));
+        assert!(server.engine.lock().granted.is_empty());
+    }
 }
 
 #[test]

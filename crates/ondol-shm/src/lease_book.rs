@@ -28,7 +28,6 @@ use std::path::{Path, PathBuf};
 use ondol_catalog::{FrozenField, FrozenLayout, LAYOUTS, failpoint, linkme::distributed_slice};
 use ondol_plugin::RegionId;
 use rustix::fs::{IFlags, OFlags, ioctl_setflags};
-use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::lease::LeaseRef;
@@ -300,7 +299,7 @@ impl LeaseBook {
     /// If the file system has no room, or the lease's number is one that no client counts to; the book then holds what it
     /// held.
     pub(crate) fn write(&mut self, lease: LeaseRef, location: &Location) -> io::Result<()> {
-        failpoint!("lease.book", Err(Errno::NOSPC.into()));
+        failpoint!("lease.book", Err(rustix::io::Errno::NOSPC.into()));
         if matches!(lease.sequence, 0 | VACANT) {
             return Err(io::Error::other(format!(
                 "the lease has number {}; expected 1 to {}",

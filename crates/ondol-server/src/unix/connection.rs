@@ -12,6 +12,7 @@ use ondol_protocol::wire::{
     Answer, DecodeError, FrameReader, Header, Hello, MAX_PAYLOAD_BYTES, Op, Request, encode_answer,
 };
 use ondol_shm::{Process, recv_with_fds, send_with_fds_by};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::budget::Share;
 use super::clients::{Arrival, Client};
@@ -244,6 +245,11 @@ impl Connection<'_> {
     fn answer(&mut self, client: &Client) -> Result<(), End> {
         let (header, request) = self.take_request()?;
         let leaves = matches!(request, Ok(Request::Leave));
+        // Who has given up may have asked again by another connection, and gone on from there: what comes late must not
+        // undo that. To leave is never too late.
+        if !leaves && self.is_abandoned() {
+            return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
+        }
         let result =
             request.and_then(|request| dispatch::carry_out(client.session.as_ref(), request));
         if leaves && result.is_ok() && client.leave() {
@@ -258,6 +264,16 @@ impl Connection<'_> {
         // Counted first, so that a client which has its answer is in the count.
         self.shared.counters.requests.increment();
         self.send(&header, answer.as_ref(), fds.as_slice())
+    }
+
+    /// Whether the client has closed the connection, so that no answer can reach it.
+    fn is_abandoned(&self) -> bool {
+        let mut stream = [PollFd::new(self.stream, PollFlags::empty())];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut stream, Some(&now)).is_ok() && stream[0].revents().contains(PollFlags::HUP)
     }
 
     fn send(

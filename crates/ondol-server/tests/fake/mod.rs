@@ -56,7 +56,7 @@ pub(crate) struct State {
     /// Clients of the server before that came back.
     pub(crate) resumed: Vec<ClientId>,
     objects: BTreeMap<Key, Hit>,
-    granted: BTreeMap<(u64, u32), ClientId>,
+    pub(crate) granted: BTreeMap<(u64, u32), ClientId>,
     /// While set, `attach` does not answer.
     pub(crate) attach_waits: bool,
     /// While set, `stats` does not answer.
