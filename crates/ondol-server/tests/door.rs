@@ -227,7 +227,7 @@ fn a_client_that_left_may_still_return_what_it_holds() {
     let server = Server::start_with(FakeEngine::new(1), |config| config.max_clients = 1);
     let socket = server.door.socket();
     let (mut raw, before) = Raw::greeted(socket, 1);
-    let request = ondol_protocol::GrantRequest {
+    let request = GrantRequest {
         request: 1,
         stride: STRIDE,
         count: 1,
