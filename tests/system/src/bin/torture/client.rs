@@ -110,7 +110,6 @@ struct Held {
 
 struct Worker {
     shared: Arc<Shared>,
-    thread: u64,
     random: Random,
     objects: Vec<Held>,
     grants: Vec<Grant>,
@@ -149,7 +148,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         .map(|thread| {
             let mut worker = Worker {
                 shared: Arc::clone(&shared),
-                thread,
                 random: Random::new(args.seed.wrapping_add(thread)),
                 objects: Vec::new(),
                 grants: Vec::new(),
@@ -635,16 +633,9 @@ impl Worker {
         names.iter().for_each(|name| self.verify_pin(name));
     }
 
-    /// Each thread pins names of its own: which of several pins of one name an `unpin` takes back is not the caller's
-    /// to say.
-    fn is_own(&self, name: &str) -> bool {
-        let index: u64 = name[1..].parse().unwrap_or(0);
-        index % THREADS == self.thread
-    }
-
     fn pin(&mut self) {
         let name = self.any_name();
-        if self.pins.len() >= PINS || self.pins.contains_key(&name) || !self.is_own(&name) {
+        if self.pins.len() >= PINS || self.pins.contains_key(&name) {
             return;
         }
         let shared = Arc::clone(&self.shared);

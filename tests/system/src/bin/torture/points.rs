@@ -62,6 +62,9 @@ pub(crate) struct Points(Vec<Point>);
 
 const MISSES: u32 = 5;
 
+/// Tries after which a place that was never reached is given up; every site has been tried by then.
+const HOPELESS: u64 = 20;
+
 impl Points {
     /// Those that are linked into this program, which is server and client.
     pub(crate) fn linked() -> Self {
@@ -168,9 +171,13 @@ impl Points {
         }
     }
 
-    /// Whether each one has killed a process so often.
+    /// Whether each one has killed a process so often, or cannot be reached on this machine, as many tries have shown.
     pub(crate) fn all_reached(&self, often: u64) -> bool {
-        self.0.iter().all(|point| point.score.kills >= often)
+        let done = |point: &Point| {
+            let Score { kills, shots, .. } = point.score;
+            kills >= often || (kills == 0 && shots >= HOPELESS)
+        };
+        self.0.iter().all(done)
     }
 
     /// What became of each, by name.
