@@ -298,6 +298,15 @@ impl Start<'_> {
         }
         // A log without its record is damaged; recovery says so.
         let record = PoolRecord::load(&dir)?.ok_or(ondol_memory::LogError::Missing { dir })?;
+        if record
+            .devices
+            .iter()
+            .all(|device| !device.outlives_process())
+        {
+            return Ok(Past::GivenUp(
+                "the memory of the last run ended with its server".to_owned(),
+            ));
+        }
         let known: Vec<_> = record.devices.iter().map(|device| device.uri()).collect();
         let configured = &self.config.devices;
         let is_same = known.len() == configured.len()

@@ -644,6 +644,9 @@ fn memory_that_ends_with_its_server_is_begun_anew() {
         Err(ControlError::UnknownClient(_))
     ));
     newcomer(&engine).store(0);
+    drop(engine);
+    // There is nothing of it that another kind of pool could do away with.
+    site.setup(&[site.shm()]).open().close().unwrap();
 }
 
 #[test]

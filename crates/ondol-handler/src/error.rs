@@ -27,7 +27,7 @@ pub enum HandlerError {
     ForeignPage,
     /// The engine did not accept the object.
     #[error("the object was not stored: {0}")]
-    NotStored(#[from] RefusedCommit),
+    NotStored(RefusedCommit),
     /// All leases that a client can hold are in use.
     #[error(
         "{held} objects are held and {asked} more were asked for; a client can hold {limit}: drop some first"
@@ -62,6 +62,13 @@ pub enum HandlerError {
         /// The system's answer.
         source: std::io::Error,
     },
+}
+
+// Its text stands in the error's own, so it is no source to be printed after it.
+impl From<RefusedCommit> for HandlerError {
+    fn from(reason: RefusedCommit) -> Self {
+        Self::NotStored(reason)
+    }
 }
 
 impl HandlerError {

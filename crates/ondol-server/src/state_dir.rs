@@ -42,6 +42,23 @@ impl StateDir {
     /// [`ServerError::AlreadyRunning`] with the owner's process id if it is taken; [`ServerError::Unsafe`] if it
     /// belongs to another user or can be written by others.
     pub fn lock(path: &Path) -> Result<Self, ServerError> {
+        let state = Self::borrow(path)?;
+        state
+            .lock
+            .set_len(0)
+            .and_then(|()| writeln!(&state.lock, "{}", std::process::id()))
+            .map_err(ServerError::io("write", &path.join("lock")))?;
+        for draft in DRAFTS {
+            remove_draft(&path.join(draft))?;
+        }
+        Ok(state)
+    }
+
+    /// As [`lock`](Self::lock), for one who is no server: the number of the last one stays written there.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn borrow(path: &Path) -> Result<Self, ServerError> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -49,7 +66,7 @@ impl StateDir {
             .map_err(ServerError::io("make the state directory", path))?;
         check_dir(path)?;
         let lock_path = path.join("lock");
-        let mut lock = OpenOptions::new()
+        let lock = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
@@ -80,18 +97,11 @@ impl StateDir {
                 return Err(error);
             }
         }
-        lock.set_len(0)
-            .and_then(|()| writeln!(lock, "{}", std::process::id()))
-            .map_err(ServerError::io("write", &lock_path))?;
-        let state = Self {
+        Ok(Self {
             path: path.to_owned(),
             lock,
             home: ForkGuard::new(),
-        };
-        for draft in DRAFTS {
-            remove_draft(&path.join(draft))?;
-        }
-        Ok(state)
+        })
     }
 
     /// Gives the directory to a group and lets its members reach the socket in it (mode 0750). What else lies in it stays

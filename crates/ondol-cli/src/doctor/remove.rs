@@ -25,7 +25,7 @@ pub(super) fn remove(state_dir: &Path, env: &DeviceEnv) -> anyhow::Result<Vec<St
         state_dir.display()
     );
     // Held to the end: no server starts meanwhile.
-    let state = StateDir::lock(state_dir)?;
+    let state = StateDir::borrow(state_dir)?;
     let (log, books) = (state.path().join(LOG), state.path().join(BOOKS));
     for dir in [&log, &books] {
         match check_own_dir(dir) {

@@ -127,7 +127,7 @@ impl Figures {
         for (name, number, show_always) in [
             ("hit", self.block_hits, true),
             ("stored", self.stored, true),
-            ("stored by another instance", self.already_present, true),
+            ("there already", self.already_present, true),
             ("skipped, pool full", self.alloc_failures, false),
             ("named twice in a request", self.duplicates, false),
         ] {

@@ -235,6 +235,10 @@ pub(super) fn open(
                 "the one with the pool's files, mounted",
             ));
         }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let reason = format!("there is no directory {}; make it first", path.display());
+            return Err(unusable(uri, reason));
+        }
         path_of => path_of.map_err(|source| io_error("open", path, source))?,
     };
     if !path.is_dir() {
