@@ -25,6 +25,9 @@ use crate::shards::Shards;
 use crate::state::State;
 use crate::verify::Verifier;
 
+/// So many changes of a recovery wait in the journal's memory at most.
+const FLUSHED_AT_ONCE: u32 = 4096;
+
 /// What is known of the last run besides its image.
 #[derive(Debug, Default)]
 pub struct LastRun {
@@ -111,6 +114,7 @@ impl Directory {
             verifier,
         } = last;
         let mut past = Past {
+            unflushed: 0,
             image,
             journal: Arc::clone(&journal),
             report: Recovery::default(),
@@ -296,6 +300,8 @@ impl Directory {
 
 /// The image, and the journal that hears of what is changed in it.
 struct Past {
+    /// Changes since the last flush.
+    unflushed: u32,
     image: Image,
     journal: Arc<dyn Journal>,
     report: Recovery,
@@ -304,7 +310,14 @@ struct Past {
 impl Past {
     fn change(&mut self, change: &Change) -> Result<(), RecoverError> {
         self.journal.record(change)?;
-        Ok(self.image.apply(change)?)
+        self.image.apply(change)?;
+        self.unflushed += 1;
+        if self.unflushed >= FLUSHED_AT_ONCE {
+            self.unflushed = 0;
+            // If it cannot be done now, that shows at the end; here it is only that not all of it waits in memory.
+            let _ = self.journal.flush(self.journal.position());
+        }
+        Ok(())
     }
 
     /// Whether every object lies in a page that holds it and every page that holds one has one; the names of those in

@@ -50,6 +50,8 @@ struct Log {
     waiting: AtomicU64,
     /// So many more changes can be recorded.
     room: AtomicU64,
+    /// So many changes may wait for a flush.
+    may_wait: AtomicU64,
 }
 
 impl Log {
@@ -61,6 +63,7 @@ impl Log {
             changed: Condvar::new(),
             waiting: AtomicU64::new(0),
             room: AtomicU64::new(u64::MAX),
+            may_wait: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -99,6 +102,10 @@ impl Journal for Log {
                 room.checked_sub(1)
             });
         room.map_err(|_| JournalError("no room".to_owned()))?;
+        let waiting = self.position().0 - self.durable.load(Ordering::SeqCst);
+        if waiting >= self.may_wait.load(Ordering::SeqCst) {
+            return Err(JournalError("too much waits".to_owned()));
+        }
         self.changes.lock().push(change.clone());
         Ok(())
     }
@@ -618,6 +625,54 @@ fn a_start_does_not_wait_for_a_disk_that_fails_while_only_the_dead_are_concerned
     log.set(Disk::Works);
     directory.make_durable().unwrap();
     assert_eq!(directory.difference(&log.image(2, true)), None);
+}
+
+#[test]
+fn much_that_is_gone_is_recorded_in_parts() {
+    const OBJECTS: u64 = 3000;
+    let log = Log::new();
+    let mut changes = vec![Change::Attach {
+        client: CLIENT,
+        process: Default::default(),
+        instance: [1; 16],
+    }];
+    let mut planned = pool(1);
+    let carve = planned.plan_carve(512).unwrap();
+    planned.apply(&carve).unwrap();
+    changes.push(carve);
+    for number in 0..OBJECTS {
+        let grant = planned.find_free(512).unwrap();
+        let granted = Change::Grant {
+            grant,
+            client: CLIENT,
+            request: number,
+        };
+        let committed = Change::Commit {
+            key: Key::integer(number),
+            location: Location {
+                page: grant.page,
+                generation: grant.generation,
+                len: 1,
+            },
+            meta: Default::default(),
+            client: CLIENT,
+        };
+        for change in [granted, committed] {
+            planned.apply(&change).unwrap();
+            changes.push(change);
+        }
+    }
+    log.durable.store(changes.len() as u64, Ordering::SeqCst);
+    *log.changes.lock() = changes;
+    log.may_wait.store(5000, Ordering::SeqCst);
+    let last = LastRun {
+        lost: BTreeSet::from([BackingId(0)]),
+        rebooted: true,
+        ..LastRun::default()
+    };
+    let (directory, recovery) = recover_from(&log, 1, last).unwrap();
+    assert_eq!((recovery.objects, recovery.lost), (0, OBJECTS));
+    assert_eq!(directory.difference(&log.image(1, true)), None);
 }
 
 #[test]
