@@ -93,6 +93,10 @@ fn where_no_server_has_run_there_is_nothing_to_say() {
     );
     assert!(about(&report, place.path()).is_none());
     assert!(!place.state_dir().exists());
+    // Unless somebody says that there must be one.
+    let elsewhere = place.path().join("mistyped");
+    let report = examine(&place, &["--state-dir", elsewhere.to_str().unwrap()]);
+    assert_eq!(about(&report, &elsewhere).unwrap()["needs_attention"], true);
     let said = place.run(&["doctor", "--remove"]);
     said.refused(
         1,

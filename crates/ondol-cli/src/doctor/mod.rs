@@ -78,6 +78,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             clean(&mut report);
         }
     }
+    // A mistyped name must not look like a healthy server.
+    if args.state_dir.is_some() && !state_dir.exists() {
+        report.attend(
+            format!("there is no directory {}", state_dir.display()),
+            "name the state directory of the server, or start it",
+        );
+    }
     match args.json {
         true => print_json(&report)?,
         false => report.print()?,
