@@ -299,7 +299,7 @@ impl Epoch<'_> {
         self.until_ready(true)?;
         self.check(false)?;
         self.run.report.stored += self.oracle.stored();
-        self.oracle = Oracle::new(self.settings.roomy);
+        self.oracle = self.oracle.follow();
         self.end_server(Signal::KILL)?;
         self.start_server(true, None)?;
         self.until_ready(true)?;

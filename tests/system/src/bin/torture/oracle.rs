@@ -2,9 +2,9 @@
 //!
 //! Every store has a number, which its bytes carry, so an object that is read names the very store that made it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use crate::journal::{DeleteOutcome, Entry, Kind, Moment, StoreOutcome};
+use crate::journal::{DeleteOutcome, Entry, Kind, Moment, StoreOutcome, now};
 
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,12 +50,28 @@ pub(crate) struct Oracle {
     stores: HashMap<u64, Store>,
     deletes: HashMap<u64, Delete>,
     keys: HashMap<String, History>,
+    /// When the pool began.
+    since: Moment,
+    /// Stores and deletes that were asked of the pool before, and may be answered late.
+    earlier: HashSet<u64>,
 }
 
 impl Oracle {
     pub(crate) fn new(roomy: bool) -> Self {
         Self {
             roomy,
+            ..Self::default()
+        }
+    }
+
+    /// The oracle of the pool that takes the place of this one and is empty now. A client that is stopped meanwhile may
+    /// still write down what a call brought that it made of the old one.
+    pub(crate) fn follow(&self) -> Self {
+        let asked = self.stores.keys().chain(self.deletes.keys());
+        Self {
+            roomy: self.roomy,
+            since: now(),
+            earlier: asked.chain(&self.earlier).copied().collect(),
             ..Self::default()
         }
     }
@@ -83,6 +99,7 @@ impl Oracle {
                     at,
                 } => match self.stores.get_mut(&writer) {
                     Some(store) => store.answer = Some((outcome, at)),
+                    None if self.earlier.contains(&writer) => {}
                     None => faults.push(Fault::new(
                         Kind::Broken,
                         format!("store {writer} was answered, but never asked for"),
@@ -102,12 +119,14 @@ impl Oracle {
                     at,
                 } => match self.deletes.get_mut(&number) {
                     Some(delete) => delete.answer = Some((outcome, at)),
+                    None if self.earlier.contains(&number) => {}
                     None => faults.push(Fault::new(
                         Kind::Broken,
                         format!("delete {number} was answered, but never asked for"),
                     )),
                 },
                 Entry::Fault { kind, what } => faults.push(Fault { kind, what }),
+                Entry::Read { from, .. } | Entry::Miss { from, .. } if from < self.since => {}
                 Entry::Read { .. } | Entry::Miss { .. } => seen.push(entry),
             }
         }
@@ -259,6 +278,35 @@ mod tests {
 
     fn kind(fault: Option<Fault>) -> Option<Kind> {
         fault.map(|fault| fault.kind)
+    }
+
+    #[test]
+    fn what_was_asked_of_the_pool_before_is_not_held_against_the_next() {
+        let mut old = Oracle::new(true);
+        old.learn(store(1, 10, None));
+        let mut oracle = old.follow();
+        let key = || "k".to_owned();
+        let late = vec![
+            Entry::Stored {
+                writer: 1,
+                outcome: StoreOutcome::New,
+                at: now(),
+            },
+            Entry::Read {
+                key: key(),
+                writer: 1,
+                from: 20,
+                to: now(),
+            },
+        ];
+        assert_eq!(oracle.learn(late), []);
+        let read = Entry::Read {
+            key: key(),
+            writer: 1,
+            from: now(),
+            to: now(),
+        };
+        assert_eq!(oracle.learn(vec![read]).len(), 1, "an object came back");
     }
 
     #[test]
