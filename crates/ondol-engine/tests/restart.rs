@@ -515,6 +515,34 @@ fn bytes_that_changed_are_a_miss_and_their_object_is_removed() {
 }
 
 #[test]
+fn a_pool_file_that_somebody_shortened_is_an_error_and_not_the_end_of_the_server() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    let engine = setup.open();
+    newcomer(&engine).store(1);
+    engine.close().unwrap();
+    drop(engine);
+    let engine = setup.open();
+    let client = newcomer(&engine);
+    let file = std::fs::File::options()
+        .write(true)
+        .open(site.path("shm/pool"))
+        .unwrap();
+    file.set_len(0).unwrap();
+    let lease = client.slots.propose().unwrap();
+    let request = Retrieve {
+        keys: vec![Key::integer(1)],
+        leases: vec![lease.reference()],
+        group: 1,
+        prefix: false,
+        expect: None,
+    };
+    let found = client.session.retrieve(&request);
+    assert!(matches!(found, Err(ControlError::Failed(_))), "{found:?}");
+    assert_eq!(engine.stats().objects, 1, "nothing was taken for lost");
+}
+
+#[test]
 fn another_boot_decides_by_device_durability_and_the_way_it_stopped() {
     let site = Site::new();
     let cases = [
