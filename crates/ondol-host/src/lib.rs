@@ -25,6 +25,7 @@ mod call;
 mod clock;
 mod guard;
 mod hook;
+pub mod l2;
 mod lane;
 mod options;
 mod plugins;

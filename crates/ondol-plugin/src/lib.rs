@@ -36,6 +36,7 @@ mod batch;
 mod factory;
 mod hooks;
 mod key;
+pub mod l2;
 mod plugin;
 mod region;
 mod stage;

@@ -9,6 +9,7 @@ mod control;
 mod object;
 mod place;
 mod stats;
+mod stats_l2;
 pub mod wire;
 
 pub use control::{
@@ -20,3 +21,4 @@ pub use object::ObjectInfo;
 pub use ondol_shm::{ClientId, Grant, LayoutFingerprint, ObjectMeta, StaleReason};
 pub use place::{SOCKET_NAME, default_socket, default_state_dir};
 pub use stats::{ClassStats, ClientStats, EngineStats, PoolStats};
+pub use stats_l2::{BackendStats, L2Stats};

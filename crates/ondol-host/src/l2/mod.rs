@@ -1,0 +1,7 @@
+//! Storage backends: which are linked in, what a configuration means, and the lane that each one runs behind.
+
+mod lane;
+mod spec;
+
+pub use lane::{Backend, BackendHealth, BackendStatus, LaneOptions, TaskError};
+pub use spec::{AdapterSpec, EvictionSpec};

@@ -1,0 +1,34 @@
+//! Storage backends: what an adapter or a connector implements, and what it is given.
+
+mod adapter;
+mod bitmap;
+mod buffer;
+mod completion;
+mod config;
+mod connector;
+mod factory;
+mod notifier;
+mod object_key;
+mod result;
+mod usage;
+mod worker;
+
+pub use adapter::{EventFds, L2Adapter};
+pub use bitmap::Bitmap;
+pub use buffer::{MAX_TRAILER_BYTES, ObjectRef, PageMut, StoredTooLong};
+pub use completion::{CompletionQueue, Completions, Ticket};
+pub use config::{AdapterConfig, ConfigClass, ConfigError};
+pub use connector::{
+    Completion, ConnectorEntry, FutureId, NativeConnector, NativeConnectorFactory,
+};
+pub use factory::{L1Mapping, L2AdapterFactory, OpenContext, OpenInner, Parameter};
+pub use notifier::EventNotifier;
+pub use object_key::{KvRank, MAX_SALT_CHARS, ObjectKey, ObjectKeyError};
+pub use result::{
+    LoadItem, LoadOutcome, LoadResult, Loaded, LookupResult, StoreError, StoreItem, StoreResult,
+    TaskId,
+};
+pub use usage::{
+    AdapterStatus, CloseReport, DeleteResult, Health, KeyEntry, KeyPage, ListRequest, Usage,
+};
+pub use worker::{BlockingBackend, Locks, WorkerAdapter, WorkerPool};

@@ -1,0 +1,78 @@
+use std::time::Duration;
+
+/// How the storage tier works.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TieringConfig {
+    /// What is stored, and what becomes of it in memory then.
+    pub store_policy: StorePolicy,
+    /// Whether what prefetches load stays in memory for others after who asked is done with it (`retain`), or may go first.
+    pub retain_prefetched: bool,
+    /// Uses of an object before it is stored; 1 stores all. Objects used once do not wear the disk then.
+    pub admit_after_uses: u32,
+    /// Objects that may wait to be stored.
+    pub store_queue: usize,
+    /// What happens when more wait.
+    pub store_overflow: StoreOverflow,
+    /// Bytes of objects that stores may hold leased at once, over all backends.
+    pub store_in_flight_bytes: u64,
+    /// How long one store may take.
+    pub store_timeout: Duration,
+    /// How often a store that failed and may succeed later is tried again.
+    pub store_retries: u32,
+    /// Failures in a row that open a backend's circuit breaker.
+    pub breaker_failures: u32,
+    /// How long an open breaker waits before it lets one store try.
+    pub breaker_pause: Duration,
+    /// Bytes that loads may fill at once, over all backends.
+    pub load_in_flight_bytes: u64,
+    /// How long a lookup may take.
+    pub lookup_timeout: Duration,
+    /// How long a load may take.
+    pub load_timeout: Duration,
+    /// Seed of everything random.
+    pub seed: u64,
+}
+
+/// What is stored, and what becomes of it in memory then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StorePolicy {
+    /// Everything goes to every backend and stays in memory: write-through.
+    #[default]
+    Default,
+    /// The same, then it leaves memory if nobody holds it.
+    SkipL1,
+}
+
+/// What happens when more objects wait to be stored than may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreOverflow {
+    /// They stay in memory and are found again when there is room.
+    #[default]
+    Wait,
+    /// The oldest that waits is dropped, and counted.
+    DropOldest,
+}
+
+impl Default for TieringConfig {
+    fn default() -> Self {
+        Self {
+            store_policy: StorePolicy::Default,
+            retain_prefetched: false,
+            admit_after_uses: 1,
+            store_queue: 65_536,
+            store_overflow: StoreOverflow::Wait,
+            store_in_flight_bytes: 256 << 20,
+            store_timeout: Duration::from_secs(60),
+            store_retries: 3,
+            breaker_failures: 5,
+            breaker_pause: Duration::from_secs(5),
+            load_in_flight_bytes: 256 << 20,
+            lookup_timeout: Duration::from_secs(5),
+            load_timeout: Duration::from_secs(60),
+            seed: 0,
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Making room in backends that do not do it themselves.

@@ -1,0 +1,24 @@
+//! Objects between memory and storage.
+//!
+//! Above is the memory tier (L1), pages that clients share; below are storage backends (L2) behind adapters. Objects flow
+//! down after they are committed, and come back ahead of need. [`Tiering`] is the room: it owns the controllers.
+
+#![forbid(unsafe_code)]
+
+mod attached;
+mod codec;
+mod config;
+mod evict;
+mod memory;
+mod naming;
+mod prefetch;
+mod quota;
+mod store;
+mod tiering;
+
+pub use config::{StoreOverflow, StorePolicy, TieringConfig};
+pub use memory::{Leased, Memory, MemoryError, Page};
+pub use naming::object_key;
+pub use prefetch::{FetchPolicy, Prefetch, PrefetchReport, PrefetchRequest, Row};
+pub use quota::Quotas;
+pub use tiering::Tiering;

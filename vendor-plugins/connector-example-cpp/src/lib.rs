@@ -1,0 +1,1 @@
+//! A native connector in C++: files or memory, with a pool of threads.

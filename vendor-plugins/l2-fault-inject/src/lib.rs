@@ -1,0 +1,3 @@
+//! A storage backend that wraps another one and makes it fail.
+
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! A storage backend in a directory of files.

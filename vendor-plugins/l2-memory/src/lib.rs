@@ -1,0 +1,3 @@
+//! A storage backend in memory: the reference adapter.
+
+#![forbid(unsafe_code)]
