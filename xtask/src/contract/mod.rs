@@ -5,6 +5,7 @@ pub mod arrows;
 pub mod catalogue;
 pub mod drift;
 pub mod harness;
+pub mod header;
 pub mod promises;
 pub mod registry;
 pub mod version;
@@ -29,6 +30,7 @@ const API: &str = "plugin-api.contract";
 const LAYOUTS: &str = "layouts.x86_64.json";
 const METRICS: &str = "metrics.txt";
 const POLICIES: &str = "policies.txt";
+const HEADER: &str = "connector-abi.contract";
 const VERSION: &str = "VERSION";
 
 const BINARY: &str = "ondol-bin";
@@ -63,6 +65,8 @@ pub enum Step {
     Metrics,
     /// Eviction policies, as the linked binary lists them
     Policies,
+    /// The C header of native connectors
+    Header,
     /// Golden vectors of the wire formats
     Wire,
     /// The plugins in the linked binary, for each feature
@@ -167,6 +171,7 @@ impl Check<'_> {
                     |old, new| Ok(drift::lines("policies", old, new)),
                 )
             }
+            Step::Header => self.header(),
             Step::Wire => self.wire(),
             Step::Registry => self.registry(),
             Step::Promises => self.promises(),
@@ -201,6 +206,17 @@ impl Check<'_> {
             &format!("{items} items of ondol-plugin"),
             api::classify,
         )
+    }
+
+    fn header(&mut self) -> Result<String> {
+        let path = self.workspace.root.join("include/ondol_connector.h");
+        let header =
+            std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let text = header::normalise(&header);
+        let lines = text.lines().count();
+        self.file(HEADER, &text, &format!("{lines} lines of C"), |old, new| {
+            Ok(drift::lines("connector ABI", old, new))
+        })
     }
 
     /// Compares `text` with the committed file, or keeps it to be blessed.
