@@ -215,7 +215,7 @@ impl Check<'_> {
         let text = header::normalise(&header);
         let lines = text.lines().count();
         self.file(HEADER, &text, &format!("{lines} lines of C"), |old, new| {
-            Ok(drift::lines("connector ABI", old, new))
+            Ok(header::compare(old, new))
         })
     }
 
