@@ -32,5 +32,6 @@
 
 mod fakes;
 pub mod handler;
+pub mod l2;
 
 pub use fakes::{FakeBatch, FakeView};
