@@ -1,11 +1,16 @@
 //! The backends in use, in the order of their priority.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use ondol_host::l2::Backend;
+use ondol_plugin::l2::ObjectKey;
 use parking_lot::RwLock;
 
 use crate::codec::Codec;
+use crate::error::TieringError;
+use crate::evict::Reports;
+use crate::latch::Latch;
 
 /// A backend in use.
 #[derive(Debug)]
@@ -16,15 +21,142 @@ pub(crate) struct Attached {
     pub(crate) backend: Arc<Backend>,
     /// What is stored there of an object.
     pub(crate) codec: Codec,
+    /// Where its eviction hears what happens to objects; `None` if the backend makes room by itself.
+    pub(crate) evictions: Option<Arc<Reports>>,
+    /// Set when nobody uses it any more.
+    unused: Arc<Latch>,
+}
+
+impl Attached {
+    /// These objects were loaded from here, which makes them worth keeping.
+    pub(crate) fn note_loaded(&self, keys: &[ObjectKey]) {
+        if let Some(evictions) = &self.evictions {
+            evictions.loaded(keys);
+        }
+    }
+
+    /// These objects were deleted here, or found not to be here.
+    pub(crate) fn note_deleted(&self, keys: &[ObjectKey]) {
+        if let Some(evictions) = &self.evictions {
+            evictions.deleted(keys);
+        }
+    }
+}
+
+/// Whoever holds an [`Attached`] uses it; the last one to let go says so.
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.unused.set();
+    }
 }
 
 /// All backends in use.
 #[derive(Debug, Default)]
-pub(crate) struct AttachedBackends(RwLock<Vec<Arc<Attached>>>);
+pub(crate) struct AttachedBackends(RwLock<Backends>);
+
+#[derive(Debug, Default)]
+struct Backends {
+    last_id: u64,
+    active: Vec<Arc<Attached>>,
+    draining: Vec<Draining>,
+}
+
+/// A backend that takes no new work and that somebody may still use.
+#[derive(Clone, Debug)]
+pub(crate) struct Draining {
+    pub(crate) id: u64,
+    pub(crate) backend: Arc<Backend>,
+    unused: Arc<Latch>,
+}
+
+impl Draining {
+    /// Waits until nobody uses it any more, or `until`; whether that is so.
+    pub(crate) fn wait_until_unused(&self, until: Instant) -> bool {
+        self.unused.wait(until)
+    }
+}
 
 impl AttachedBackends {
     /// Those that take new work now, the first to be asked first. Whoever holds one keeps it from being detached.
     pub(crate) fn active(&self) -> Vec<Arc<Attached>> {
-        self.0.read().clone()
+        self.0.read().active.clone()
+    }
+
+    /// Those that take no new work and are not unused yet.
+    pub(crate) fn draining(&self) -> Vec<Draining> {
+        self.0.read().draining.clone()
+    }
+
+    /// Takes a backend into use, behind all others.
+    ///
+    /// # Errors
+    /// If its `serde` or `eviction` cannot be used.
+    pub(crate) fn attach(&self, backend: Arc<Backend>) -> Result<Arc<Attached>, TieringError> {
+        let spec = backend.spec();
+        let codec = Codec::new(&spec.transforms, backend.verifies()).map_err(|error| {
+            TieringError::Transforms {
+                backend: backend.name().to_owned(),
+                reason: error.to_string(),
+            }
+        })?;
+        let evictions = match &spec.eviction {
+            Some(eviction) => Reports::new(eviction).map_err(|reason| TieringError::Eviction {
+                backend: backend.name().to_owned(),
+                reason,
+            })?,
+            None => None,
+        };
+        let mut backends = self.0.write();
+        backends.last_id += 1;
+        let attached = Arc::new(Attached {
+            id: backends.last_id,
+            backend,
+            codec,
+            evictions,
+            unused: Arc::default(),
+        });
+        backends.active.push(Arc::clone(&attached));
+        Ok(attached)
+    }
+
+    /// From now on this backend takes no new work. Again for one that is draining.
+    ///
+    /// # Errors
+    /// [`TieringError::UnknownBackend`].
+    pub(crate) fn drain(&self, id: u64) -> Result<Draining, TieringError> {
+        let mut backends = self.0.write();
+        if let Some(draining) = backends.draining.iter().find(|draining| draining.id == id) {
+            return Ok(draining.clone());
+        }
+        let Some(at) = backends.active.iter().position(|active| active.id == id) else {
+            let known = |id: u64, backend: &Backend| format!("{id} ({})", backend.name());
+            let active = backends.active.iter().map(|it| known(it.id, &it.backend));
+            let draining = backends.draining.iter().map(|it| known(it.id, &it.backend));
+            let known: Vec<_> = active.chain(draining).collect();
+            return Err(TieringError::UnknownBackend {
+                id,
+                known: if known.is_empty() {
+                    "none".to_owned()
+                } else {
+                    known.join(", ")
+                },
+            });
+        };
+        let active = backends.active.remove(at);
+        let draining = Draining {
+            id,
+            backend: Arc::clone(&active.backend),
+            unused: Arc::clone(&active.unused),
+        };
+        backends.draining.push(draining.clone());
+        // Its drop sets a latch and may free a codec: not under the lock.
+        drop(backends);
+        drop(active);
+        Ok(draining)
+    }
+
+    /// Forgets a backend that was drained.
+    pub(crate) fn forget(&self, id: u64) {
+        self.0.write().draining.retain(|draining| draining.id != id);
     }
 }

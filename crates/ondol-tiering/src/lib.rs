@@ -8,7 +8,9 @@
 mod attached;
 mod codec;
 mod config;
+mod error;
 mod evict;
+mod latch;
 mod memory;
 mod naming;
 mod prefetch;
@@ -17,6 +19,7 @@ mod store;
 mod tiering;
 
 pub use config::{StoreOverflow, StorePolicy, TieringConfig};
+pub use error::TieringError;
 pub use memory::{Leased, Memory, MemoryError, Page};
 pub use naming::object_key;
 pub use prefetch::{FetchPolicy, Prefetch, PrefetchReport, PrefetchRequest, Row};
