@@ -1,4 +1,5 @@
-//! Const tables of Ondol's own rows, collected at link time: metrics, frozen layouts, eviction policies.
+//! Const tables of Ondol's own rows, collected at link time: metrics, frozen layouts, eviction policies,
+//! transforms of what is stored.
 //!
 //! A row is plain const data in the crate that it describes; a table is the sum of the rows that are linked in.
 //! This crate declares the tables and knows nobody who fills them. What *vendors* add goes through the registry
@@ -24,6 +25,7 @@ mod failpoint;
 mod layout;
 mod metric;
 mod policy;
+mod transform;
 
 #[cfg(feature = "failpoints")]
 pub use failpoint::{FAILPOINTS, Failpoint, arm_failpoints, failpoints};
@@ -31,7 +33,13 @@ pub use layout::{FrozenField, FrozenLayout, LAYOUTS, layouts};
 #[doc(hidden)]
 pub use linkme;
 pub use metric::{Counter, METRICS, Metric, MetricKind, metrics};
-pub use policy::{EntryId, EvictionPolicy, POLICIES, Policy, policies, policy};
+pub use policy::{
+    Admitted, EntryId, EvictionPolicy, POLICIES, Policy, PolicyContext, SaltLimits, policies,
+    policy,
+};
+pub use transform::{
+    BuiltTransform, TRANSFORMS, Transform, TransformRow, TransformedObject, transform, transforms,
+};
 
 fn sorted_by_name<T>(rows: &'static [T], name: fn(&T) -> &'static str) -> Vec<&'static T> {
     let mut rows: Vec<_> = rows.iter().collect();

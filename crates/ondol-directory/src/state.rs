@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use hashlink::LinkedHashMap;
-use ondol_catalog::{EntryId, EvictionPolicy, Policy, failpoint};
+use ondol_catalog::{EntryId, EvictionPolicy, Policy, PolicyContext, failpoint};
 use ondol_memory::{Change, Journal, JournalError, Pool, Position, RemoveReason, StoredObject};
 use ondol_plugin::Key;
 use ondol_shm::ClientId;
@@ -15,6 +15,7 @@ use crate::entry::Entry;
 use crate::ids::Ids;
 use crate::metrics::Counters;
 use crate::pages::Pages;
+use crate::policy::admitted;
 use crate::shards::Shards;
 
 /// Objects and bytes that a client stored and that are still there.
@@ -38,6 +39,8 @@ pub(crate) struct State {
     pub(crate) pool: Pool,
     pub(crate) journal: Arc<dyn Journal>,
     policy: &'static Policy,
+    /// What policies are told when they are made. The room of one page size changes, so they are told no capacity.
+    pub(crate) policy_context: PolicyContext,
     /// One instance for each page size.
     pub(crate) policies: HashMap<u64, Box<dyn EvictionPolicy>, RandomState>,
     /// Visible objects, as policies know them.
@@ -67,6 +70,7 @@ impl State {
             pool,
             journal,
             policy,
+            policy_context: PolicyContext::default(),
             policies: HashMap::default(),
             objects: HashMap::default(),
             pages: Pages::default(),
@@ -148,7 +152,7 @@ impl State {
     fn show(&mut self, shards: &Shards, entry: Arc<Entry>, deferred: Option<u64>) {
         match deferred {
             Some(now) => self.deferred.push((now, entry.stride, entry.id)),
-            None => self.policy_of(entry.stride).inserted(entry.id),
+            None => self.policy_of(entry.stride).inserted(admitted(&entry)),
         }
         self.objects.insert(entry.id, Arc::clone(&entry));
         self.pages.insert(Arc::clone(&entry));
@@ -156,7 +160,7 @@ impl State {
     }
 
     fn policy_of(&mut self, stride: u64) -> &mut Box<dyn EvictionPolicy> {
-        let build = self.policy.build;
+        let build = || (self.policy.build)(&self.policy_context);
         self.policies.entry(stride).or_insert_with(build)
     }
 
@@ -229,14 +233,14 @@ impl State {
             .collect();
         uses.sort_unstable();
         for (_, read, stride, id) in uses {
-            if !self.objects.contains_key(&id) {
+            let Some(entry) = self.objects.get(&id).map(Arc::clone) else {
                 continue;
-            }
+            };
             let policy = self.policy_of(stride);
             if read {
                 policy.accessed(id);
             } else {
-                policy.inserted(id);
+                policy.inserted(admitted(&entry));
             }
         }
         shards.set_loading(false);

@@ -23,5 +23,5 @@ pub use error::TieringError;
 pub use memory::{Leased, Memory, MemoryError, Page};
 pub use naming::object_key;
 pub use prefetch::{FetchPolicy, Prefetch, PrefetchReport, PrefetchRequest, Row};
-pub use quota::Quotas;
+pub use quota::{QuotaTable, Quotas};
 pub use tiering::Tiering;

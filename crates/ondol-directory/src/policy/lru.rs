@@ -1,7 +1,9 @@
 use std::ops::ControlFlow;
 
 use hashlink::LinkedHashSet;
-use ondol_catalog::{EntryId, EvictionPolicy, POLICIES, Policy, linkme::distributed_slice};
+use ondol_catalog::{
+    Admitted, EntryId, EvictionPolicy, POLICIES, Policy, linkme::distributed_slice,
+};
 
 use crate::ids::Ids;
 
@@ -10,7 +12,7 @@ use crate::ids::Ids;
 static LRU: Policy = Policy {
     name: "lru",
     summary: "Least recently used first.",
-    build: || Box::new(Lru::default()),
+    build: |_| Box::new(Lru::default()),
 };
 
 /// Entries from the least to the most recently used.
@@ -18,8 +20,8 @@ static LRU: Policy = Policy {
 struct Lru(LinkedHashSet<EntryId, Ids>);
 
 impl EvictionPolicy for Lru {
-    fn inserted(&mut self, entry: EntryId) {
-        self.0.insert(entry);
+    fn inserted(&mut self, object: Admitted<'_>) {
+        self.0.insert(object.id);
     }
 
     fn accessed(&mut self, entry: EntryId) {
@@ -51,7 +53,14 @@ mod tests {
     #[test]
     fn what_was_used_longest_ago_goes_first() {
         let mut policy = Lru::default();
-        (1..=4).for_each(|entry| policy.inserted(entry));
+        (1..=4).for_each(|id| {
+            policy.inserted(Admitted {
+                id,
+                fingerprint: id,
+                bytes: 1,
+                salt: "",
+            });
+        });
         policy.accessed(1);
         policy.removed(3);
         policy.accessed(9);
