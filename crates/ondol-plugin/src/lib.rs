@@ -1,8 +1,8 @@
 //! The contract between Ondol and its plugins.
 //!
-//! A plugin is an ordinary crate that depends on this one and on nothing else of Ondol's. It implements
-//! [`HandlerPlugin`] and submits one [`HandlerPluginFactory`] per plugin; the registry is read once, after
-//! `main` has started, by the process that embeds the handler.
+//! A plugin is an ordinary crate that depends on this one and on nothing else of Ondol's. A storage backend is in
+//! [`l2`]. A handler plugin implements [`HandlerPlugin`] and submits one [`HandlerPluginFactory`] per plugin; the registry
+//! is read once, after `main` has started, by the process that embeds the handler.
 //!
 //! ```
 //! use ondol_plugin::{HandlerPlugin, HandlerPluginFactory, HandlerView, Hooks, RetrievedBatch, inventory, package};
@@ -26,7 +26,8 @@
 //! ```
 //!
 //! # What this crate never does
-//! It performs no I/O, starts no thread, knows no async runtime and no other Ondol crate. Its public surface
+//! It performs no I/O, starts no thread but those that a [`WorkerPool`](l2::WorkerPool) is asked for, knows no async runtime and
+//! no other Ondol crate. Its public surface
 //! is committed under `docs/contract/` and compared on every build: a change is a deliberate, versioned act.
 //! It defines no item through a macro, so that the surface can be read from the source as it stands.
 

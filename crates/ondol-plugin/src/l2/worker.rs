@@ -1,151 +1,15 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::{
     AdapterStatus, Bitmap, CloseReport, Completions, DeleteResult, EventFds, KeyPage, L2Adapter,
-    ListRequest, LoadItem, LoadOutcome, LoadResult, Loaded, LookupResult, ObjectKey, ObjectRef,
-    PageMut, StoreError, StoreItem, StoreResult, TaskId, Usage,
+    ListRequest, LoadItem, LoadOutcome, LoadResult, Loaded, Locks, LookupResult, ObjectKey,
+    ObjectRef, PageMut, StoreError, StoreItem, StoreResult, TaskId, Usage, WorkerPool,
 };
-
-type Job = Box<dyn FnOnce() + Send>;
-
-/// Threads that run jobs from a queue.
-///
-/// A job that panics ends its thread, and another one takes its place.
-#[derive(Clone)]
-pub struct WorkerPool(Arc<Crew>);
-
-struct Crew {
-    name: String,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    jobs: std::collections::VecDeque<Job>,
-    running: usize,
-    closed: bool,
-}
-
-impl WorkerPool {
-    /// Starts `threads` threads, at least one, called `name`.
-    ///
-    /// # Errors
-    /// If the system has no thread left.
-    pub fn new(name: &str, threads: usize) -> io::Result<Self> {
-        let crew = Arc::new(Crew {
-            name: name.to_owned(),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let pool = Self(crew);
-        for _ in 0..threads.max(1) {
-            if let Err(error) = start(&pool.0) {
-                pool.close(Duration::ZERO);
-                return Err(error);
-            }
-        }
-        Ok(pool)
-    }
-
-    /// Gives a job to the first thread that is free; `false`, and the job is dropped, if the pool is closed.
-    pub fn run(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        let mut state = self.0.lock();
-        if state.closed {
-            return false;
-        }
-        state.jobs.push_back(Box::new(job));
-        drop(state);
-        self.0.changed.notify_all();
-        true
-    }
-
-    /// Takes no more jobs, drops those that have not begun, and waits for the running ones; how many go on.
-    pub fn close(&self, deadline: Duration) -> usize {
-        let end = Instant::now() + deadline;
-        let mut state = self.0.lock();
-        state.closed = true;
-        let dropped = std::mem::take(&mut state.jobs);
-        drop(state);
-        // A job that is dropped may call back.
-        drop(dropped);
-        self.0.changed.notify_all();
-        let mut state = self.0.lock();
-        while state.running > 0 {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            let waited = self.0.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        state.running
-    }
-}
-
-impl fmt::Debug for WorkerPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WorkerPool").field(&self.0.name).finish()
-    }
-}
-
-impl Crew {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No job runs under this lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn start(crew: &Arc<Crew>) -> io::Result<()> {
-    let crew = Arc::clone(crew);
-    thread::Builder::new()
-        .name(crew.name.clone())
-        .spawn(move || {
-            while let Some(job) = next(&crew) {
-                let running = Running(&crew);
-                job();
-                drop(running);
-            }
-        })
-        .map(drop)
-}
-
-fn next(crew: &Crew) -> Option<Job> {
-    let mut state = crew.lock();
-    loop {
-        if let Some(job) = state.jobs.pop_front() {
-            state.running += 1;
-            return Some(job);
-        }
-        if state.closed {
-            return None;
-        }
-        let woken = crew.changed.wait(state);
-        state = woken.unwrap_or_else(PoisonError::into_inner);
-    }
-}
-
-/// A job that runs; when it ends by a panic, its thread goes with it and another one comes.
-struct Running<'a>(&'a Arc<Crew>);
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.running -= 1;
-        let is_open = !state.closed;
-        drop(state);
-        self.0.changed.notify_all();
-        if thread::panicking() && is_open {
-            // Without another thread the rest of the crew goes on.
-            let _ = start(self.0);
-        }
-    }
-}
 
 /// A storage backend that blocks: one object at a time, from several threads. [`WorkerAdapter`] makes an adapter of it.
 pub trait BlockingBackend: Send + Sync + 'static {
@@ -183,53 +47,25 @@ pub trait BlockingBackend: Send + Sync + 'static {
     fn status(&self) -> AdapterStatus {
         AdapterStatus::default()
     }
+
+    /// The adapter closes: calls that wait for something end soon, with an error if need be. Called once or more; does nothing
+    /// unless it is overridden.
+    fn close(&self) {}
 }
 
 /// The adapter of a [`BlockingBackend`]: its tasks run on a pool of threads, and it counts the locks.
 ///
-/// A backend that evicts by itself asks [`is_locked`](Locks::is_locked) first.
+/// A batch runs on one thread, object by object; batches run side by side. A backend that evicts by itself does so within
+/// [`unless_locked`](Locks::unless_locked) of the locks that it was made [with](Self::with_locks).
+///
+/// A task that is cancelled, or still runs when the adapter closes, ends before its next object. Dropping the adapter closes it
+/// without waiting.
 pub struct WorkerAdapter<B> {
     backend: Arc<B>,
     locks: Arc<Locks>,
     completions: Completions,
+    tasks: Arc<Tasks>,
     workers: WorkerPool,
-}
-
-/// How often each key is locked.
-#[derive(Debug, Default)]
-pub struct Locks(Mutex<HashMap<ObjectKey, u64>>);
-
-impl Locks {
-    /// Whether a key is locked.
-    pub fn is_locked(&self, key: &ObjectKey) -> bool {
-        self.held().contains_key(key)
-    }
-
-    /// Takes a lock.
-    pub fn lock(&self, key: &ObjectKey) {
-        *self.held().entry(key.clone()).or_default() += 1;
-    }
-
-    /// Gives a lock back, if there is one.
-    pub fn unlock(&self, key: &ObjectKey) {
-        let mut held = self.held();
-        if let Some(count) = held.get_mut(key) {
-            *count -= 1;
-            if *count == 0 {
-                held.remove(key);
-            }
-        }
-    }
-
-    /// Runs `remove` unless the key is locked, and lets nobody lock it meanwhile; `None` if it is.
-    pub fn unless_locked<T>(&self, key: &ObjectKey, remove: impl FnOnce() -> T) -> Option<T> {
-        let held = self.held();
-        (!held.contains_key(key)).then(remove)
-    }
-
-    fn held(&self) -> MutexGuard<'_, HashMap<ObjectKey, u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl<B: BlockingBackend> WorkerAdapter<B> {
@@ -255,6 +91,7 @@ impl<B: BlockingBackend> WorkerAdapter<B> {
             backend: Arc::new(backend),
             locks,
             completions: Completions::new()?,
+            tasks: Arc::default(),
             workers: WorkerPool::new(name, threads)?,
         })
     }
@@ -274,11 +111,10 @@ impl<B: BlockingBackend> L2Adapter for WorkerAdapter<B> {
         let unanswered = StoreResult::failed("the store ended unfinished");
         let ticket = self.completions.stores.ticket(unanswered);
         let (task, backend) = (ticket.task(), Arc::clone(&self.backend));
+        let running = self.tasks.begin(task);
         self.workers.run(move || {
-            let stored = batch
-                .iter()
-                .map(|item| backend.store(&item.key, &item.object))
-                .sum();
+            let stored = store_each(&*backend, &batch, &running);
+            // Let go before anybody is told.
             drop(batch);
             ticket.complete(StoreResult(stored));
         });
@@ -294,29 +130,10 @@ impl<B: BlockingBackend> L2Adapter for WorkerAdapter<B> {
         let ticket = self.completions.lookups.ticket(unanswered);
         let (task, backend) = (ticket.task(), Arc::clone(&self.backend));
         let locks = Arc::clone(&self.locks);
+        let running = self.tasks.begin(task);
         self.workers.run(move || {
-            let mut locked = Locked::new(&locks);
-            let mut found = Vec::with_capacity(keys.len());
-            for key in &keys {
-                // Locked first, so that what is found cannot be deleted before it is locked.
-                locked.lock(key);
-                match backend.lookup(key) {
-                    Ok(size) => {
-                        if size.is_none() {
-                            locked.unlock_last();
-                        }
-                        found.push(size);
-                    }
-                    Err(error) => {
-                        let failed = LookupResult::failed(keys.len(), format!("{error:#}"));
-                        drop(locked);
-                        ticket.complete(failed);
-                        return;
-                    }
-                }
-            }
-            locked.keep();
-            ticket.complete(LookupResult::new(found));
+            let found = look_up_each(&*backend, &keys, &locks, &running);
+            ticket.complete(found);
         });
         Ok(task)
     }
@@ -333,9 +150,14 @@ impl<B: BlockingBackend> L2Adapter for WorkerAdapter<B> {
         let unanswered = LoadResult::failed(batch.len(), "the load ended unfinished");
         let ticket = self.completions.loads.ticket(unanswered);
         let (task, backend) = (ticket.task(), Arc::clone(&self.backend));
+        let running = self.tasks.begin(task);
         self.workers.run(move || {
             let load = |LoadItem { key, mut page }: LoadItem| Loaded {
-                outcome: backend.load(&key, &mut page),
+                outcome: if running.is_cancelled() {
+                    LoadOutcome::Failed(CANCELLED.to_owned())
+                } else {
+                    backend.load(&key, &mut page)
+                },
                 page: Some(page),
             };
             let loaded = batch.into_iter().map(load).collect();
@@ -376,9 +198,13 @@ impl<B: BlockingBackend> L2Adapter for WorkerAdapter<B> {
         self.backend.status()
     }
 
-    fn cancel(&self, _: TaskId) {}
+    fn cancel(&self, task: TaskId) {
+        self.tasks.cancel(task);
+    }
 
     fn close(&self, deadline: Duration) -> CloseReport {
+        self.tasks.cancel_all();
+        self.backend.close();
         CloseReport {
             abandoned: self.workers.close(deadline) as u64,
         }
@@ -391,6 +217,109 @@ impl<B> fmt::Debug for WorkerAdapter<B> {
             .field("workers", &self.workers)
             .field("completions", &self.completions)
             .finish_non_exhaustive()
+    }
+}
+
+const CANCELLED: &str = "the task was cancelled, or the adapter was closed";
+
+/// Stores what can be stored, whatever becomes of the rest. The batch can be tried again if any of it can.
+fn store_each(
+    backend: &impl BlockingBackend,
+    batch: &[StoreItem],
+    running: &Running,
+) -> Result<u64, StoreError> {
+    let mut bytes = 0;
+    let mut failed: Option<StoreError> = None;
+    for item in batch {
+        if running.is_cancelled() {
+            return StoreResult::retryable(CANCELLED).0;
+        }
+        match backend.store(&item.key, &item.object) {
+            Ok(stored) => bytes += stored,
+            Err(error) => match &mut failed {
+                None => failed = Some(error),
+                Some(first) => first.retryable |= error.retryable,
+            },
+        }
+    }
+    failed.map_or(Ok(bytes), Err)
+}
+
+fn look_up_each(
+    backend: &impl BlockingBackend,
+    keys: &[ObjectKey],
+    locks: &Locks,
+    running: &Running,
+) -> LookupResult {
+    let mut locked = Locked::new(locks);
+    let mut found = Vec::with_capacity(keys.len());
+    for key in keys {
+        if running.is_cancelled() {
+            return LookupResult::failed(keys.len(), CANCELLED);
+        }
+        // Locked first, so that what is found cannot be deleted before it is locked.
+        locked.lock(key);
+        match backend.lookup(key) {
+            Ok(size) => {
+                if size.is_none() {
+                    locked.unlock_last();
+                }
+                found.push(size);
+            }
+            Err(error) => return LookupResult::failed(keys.len(), format!("{error:#}")),
+        }
+    }
+    locked.keep();
+    LookupResult::new(found)
+}
+
+/// Tasks that have not ended, and whether they are to.
+#[derive(Default)]
+struct Tasks(Mutex<HashMap<TaskId, Arc<AtomicBool>>>);
+
+impl Tasks {
+    fn begin(self: &Arc<Self>, task: TaskId) -> Running {
+        let cancelled = Arc::clone(self.tasks().entry(task).or_default());
+        Running {
+            task,
+            cancelled,
+            tasks: Arc::clone(self),
+        }
+    }
+
+    fn cancel(&self, task: TaskId) {
+        if let Some(cancelled) = self.tasks().get(&task) {
+            cancelled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn cancel_all(&self) {
+        for cancelled in self.tasks().values() {
+            cancelled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn tasks(&self) -> MutexGuard<'_, HashMap<TaskId, Arc<AtomicBool>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A task that has not ended.
+struct Running {
+    task: TaskId,
+    cancelled: Arc<AtomicBool>,
+    tasks: Arc<Tasks>,
+}
+
+impl Running {
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.tasks.tasks().remove(&self.task);
     }
 }
 
