@@ -1,28 +1,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use ondol_catalog::{Counter, Policy, failpoint};
-use ondol_memory::{Change, Journal, JournalError, Pool, Position, RemoveReason, StoredObject};
+use ondol_memory::{Change, Journal, JournalError, Pool, RemoveReason};
 use ondol_plugin::Key;
 use ondol_protocol::{
-    Breakdown, ClassStats, ClientStats, Commit, CommitOutcome, DeleteOutcome, EngineStats, Hit,
-    Listing, ObjectInfo, Pin, PinOutcome, PoolStats, RefusedCommit, Retrieve, Retrieved,
+    Breakdown, ClassStats, ClientStats, DeleteOutcome, EngineStats, Hit, Listing, ObjectInfo, Pin,
+    PinOutcome, PoolStats, Retrieve, Retrieved,
 };
-use ondol_shm::{ClientId, Grant, LeaseBook, LeaseRef, LeaseRefusal, LeaseTableError, StaleReason};
+use ondol_shm::{ClientId, LayoutFingerprint, LeaseBook, LeaseRef, LeaseRefusal, LeaseTableError};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::client::{Client, Newcomer, Reclaimed};
+use crate::commits::CommitListener;
 use crate::entry::Entry;
 use crate::metrics::Counters;
-use crate::room::NoRoom;
+use crate::returns::Returns;
 use crate::shards::Shards;
 use crate::state::{Removal, State};
 use crate::verify::Verifier;
 
-/// How often a grant waits for objects that are being committed before it says that the pool is full.
-const WAITS_FOR_COMMITS: u32 = 3;
 /// Objects of the last run that are loaded under one hold of the writer's lock.
 const LOADED_AT_ONCE: usize = 1024;
 
@@ -74,35 +73,23 @@ pub enum AttachError {
     Unknown,
 }
 
+/// What is to be found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) keys: &'a [Key],
+    /// So many keys in a row are found all or not at all.
+    pub(crate) group: u32,
+    /// Whether to stop at the first group that is not there whole.
+    pub(crate) prefix: bool,
+    pub(crate) expect: Option<LayoutFingerprint>,
+}
+
 /// Objects that were found and are held, though no lease is booked yet.
 pub(crate) struct Found {
     /// One for each key; it may end before the last key.
     pub(crate) entries: Vec<Option<Arc<Entry>>>,
     /// Objects that were there under another layout.
     pub(crate) mismatches: u32,
-}
-
-/// Why there is no page for a grant.
-enum Obstacle {
-    /// The objects of the last run have to be loaded first.
-    Loading,
-    Refused(DirectoryError),
-}
-
-impl From<NoRoom> for Obstacle {
-    fn from(error: NoRoom) -> Self {
-        match error {
-            NoRoom::Full(breakdown) => Self::Refused(DirectoryError::Full(breakdown)),
-            NoRoom::Journal(error) => error.into(),
-            NoRoom::Loading => Self::Loading,
-        }
-    }
-}
-
-impl From<JournalError> for Obstacle {
-    fn from(error: JournalError) -> Self {
-        Self::Refused(error.into())
-    }
 }
 
 /// The directory of one pool.
@@ -117,6 +104,9 @@ pub struct Directory {
     /// The writer's, to wait for without the writer's lock.
     pub(crate) journal: Arc<dyn Journal>,
     pub(crate) verifier: Option<Arc<dyn Verifier>>,
+    /// Pages of the storage tier's that nobody writes any more.
+    pub(crate) returns: Arc<Returns>,
+    pub(crate) listener: OnceLock<Arc<dyn CommitListener>>,
 }
 
 impl Directory {
@@ -130,34 +120,9 @@ impl Directory {
             counters: Counters::new(),
             journal,
             verifier: None,
+            returns: Arc::default(),
+            listener: OnceLock::new(),
         }
-    }
-
-    /// Waits, without the writer's lock, until everything that was recorded so far is durable, and makes visible what
-    /// waited for that. Nothing is answered before.
-    fn flush(&self, state: MutexGuard<'_, State>) -> Result<(), JournalError> {
-        let position = self.journal.position();
-        let is_pending = !state.pending.is_empty();
-        drop(state);
-        self.journal.flush(position)?;
-        if is_pending {
-            failpoint!("commit.flushed");
-            self.publish(position);
-        }
-        Ok(())
-    }
-
-    /// Waits until everything that was recorded so far is durable.
-    ///
-    /// # Errors
-    /// [`JournalError`].
-    pub fn make_durable(&self) -> Result<(), JournalError> {
-        self.flush(self.state.lock())
-    }
-
-    fn publish(&self, durable: Position) {
-        let mut state = self.state.lock();
-        state.publish(&self.shards, &self.counters, durable);
     }
 
     /// Lets a client in, whose leases stand in `lease_table` and, for the next server, in `book`. Names only grow.
@@ -297,143 +262,17 @@ impl Directory {
         refused.map_or(Ok(ended), Err)
     }
 
-    /// Grants up to `count` pages of `stride` bytes, at least one. A `request` that was answered before is answered
-    /// with those of its pages that are still granted; if there are none, as before.
-    ///
-    /// # Errors
-    /// [`DirectoryError::Full`], [`DirectoryError::ShareExceeded`] beyond `share_limit` bytes granted at once;
-    /// a client that holds nothing may have one page of any size. Both are remembered: the same request, should it
-    /// come late, grants nothing.
-    pub fn grant(
-        &self,
-        client: ClientId,
-        request: u64,
-        stride: u64,
-        count: u32,
-        share_limit: u64,
-    ) -> Result<Vec<Grant>, DirectoryError> {
-        let record = self.client(client)?;
-        let mut waits = 0;
-        loop {
-            let mut state = self.state.lock();
-            let mut book = record.open_book()?;
-            let granted = state.pool.granted_under(client, request);
-            if !granted.is_empty() {
-                drop(book);
-                self.flush(state)?;
-                return Ok(granted);
-            }
-            if let Some(answer) = book.answered(request).cloned() {
-                return answer;
-            }
-            match self.grant_pages(&mut state, client, request, stride, count, share_limit) {
-                Ok(grants) => {
-                    failpoint!("grant.recorded");
-                    self.counters.granted_pages.add(grants.len() as u64);
-                    book.remember(request, Ok(grants.clone()));
-                    drop(book);
-                    self.flush(state)?;
-                    failpoint!("grant.flushed");
-                    return Ok(grants);
-                }
-                Err(Obstacle::Loading) => {
-                    drop(book);
-                    drop(state);
-                    self.load_all();
-                }
-                Err(Obstacle::Refused(DirectoryError::Full(_)))
-                    if !state.pending.is_empty() && waits < WAITS_FOR_COMMITS =>
-                {
-                    // Once they are durable they can be evicted.
-                    waits += 1;
-                    drop(book);
-                    self.flush(state)?;
-                }
-                Err(Obstacle::Refused(error)) => {
-                    match error {
-                        DirectoryError::Full(_) => self.counters.full.increment(),
-                        DirectoryError::ShareExceeded { .. } => {}
-                        // Nothing is settled; asked again, it may do.
-                        _ => return Err(error),
-                    }
-                    book.remember(request, Err(error.clone()));
-                    return Err(error);
-                }
-            }
-        }
-    }
-
-    /// Grants the pages of a request that is new.
-    fn grant_pages(
-        &self,
-        state: &mut State,
-        client: ClientId,
-        request: u64,
-        stride: u64,
-        count: u32,
-        share_limit: u64,
-    ) -> Result<Vec<Grant>, Obstacle> {
-        let (_, held) = state.pool.granted_to(client);
-        let affordable = share_limit.saturating_sub(held) / stride.max(1);
-        let allowed = u64::from(count).min(if held == 0 {
-            affordable.max(1)
-        } else {
-            affordable
-        });
-        if allowed == 0 {
-            return Err(Obstacle::Refused(DirectoryError::ShareExceeded { held }));
-        }
-        let mut grants = Vec::new();
-        while (grants.len() as u64) < allowed {
-            match self.grant_one(state, client, request, stride, allowed, grants.is_empty()) {
-                Ok(Some(grant)) => grants.push(grant),
-                Ok(None) => break,
-                // What was granted before must reach the client.
-                Err(_) if !grants.is_empty() => break,
-                Err(obstacle) => return Err(obstacle),
-            }
-        }
-        Ok(grants)
-    }
-
-    /// Grants one page. For the first of a batch room is made; for the others only what is free or carved is used.
-    fn grant_one(
-        &self,
-        state: &mut State,
-        client: ClientId,
-        request: u64,
-        stride: u64,
-        wanted: u64,
-        first: bool,
-    ) -> Result<Option<Grant>, Obstacle> {
-        if state.pool.find_free(stride).is_none() {
-            if !first && state.pool.plan_carve(stride).is_none() {
-                return Ok(None);
-            }
-            self.settle(state);
-            state.make_room(&self.shards, &self.counters, stride, wanted)?;
-        }
-        let Some(grant) = state.pool.find_free(stride) else {
-            return Ok(None);
-        };
-        state.change(&Change::Grant {
-            grant,
-            client,
-            request,
-        })?;
-        Ok(Some(grant))
-    }
-
-    /// Notes what readers did since: ended leases and the order of reads.
-    fn settle(&self, state: &mut State) {
+    /// Notes what others did since: ended leases, pages that were let go, and the order of reads.
+    pub(crate) fn settle(&self, state: &mut State) {
         for client in self.clients.read().values() {
             client.ledger.lock().sweep();
         }
+        self.take_returned(state);
         self.note_reads(state);
     }
 
     /// Tells the policies what was read since; while objects of the last run are loaded, that waits for their end.
-    fn note_reads(&self, state: &mut State) {
+    pub(crate) fn note_reads(&self, state: &mut State) {
         if self.shards.is_loading() {
             return;
         }
@@ -465,12 +304,12 @@ impl Directory {
         !self.shards.is_loading()
     }
 
-    fn load_all(&self) {
+    pub(crate) fn load_all(&self) {
         while !self.load_some() {}
     }
 
     /// Loads those of these objects that are not, so that one that is not found after this is absent.
-    fn load_asked_for(&self, keys: &[Key]) {
+    pub(crate) fn load_asked_for(&self, keys: &[Key]) {
         if !self.shards.is_loading() {
             return;
         }
@@ -487,91 +326,9 @@ impl Directory {
     }
 
     /// The object of this name for one who holds the writer's lock.
-    fn find(&self, state: &mut State, key: &Key) -> Option<Arc<Entry>> {
+    pub(crate) fn find(&self, state: &mut State, key: &Key) -> Option<Arc<Entry>> {
         let now = self.clock.load(Ordering::Relaxed);
         state.find(&self.shards, &self.counters, key, now)
-    }
-
-    /// Takes back granted pages that were not committed.
-    pub fn return_pages(
-        &self,
-        client: ClientId,
-        grants: &[Grant],
-    ) -> Result<Vec<Result<(), StaleReason>>, DirectoryError> {
-        let mut state = self.state.lock();
-        let mut answers = Vec::with_capacity(grants.len());
-        for &grant in grants {
-            let answer = state.pool.check_grant(client, grant);
-            match answer {
-                Ok(()) => state.change(&Change::Return { grant, client })?,
-                Err(_) => self.counters.stale_returns.increment(),
-            }
-            answers.push(answer);
-        }
-        failpoint!("return.recorded");
-        self.flush(state)?;
-        failpoint!("return.flushed");
-        Ok(answers)
-    }
-
-    /// Makes objects visible whose bytes are complete. The first registration of a key wins; one that is asked
-    /// again for the same page is answered as the first time.
-    ///
-    /// An object is recorded, then made durable, then visible; until then it is neither found nor evicted, and whoever
-    /// commits the same key waits for the same record.
-    pub fn commit(
-        &self,
-        client: ClientId,
-        commits: &[Commit],
-    ) -> Result<Vec<CommitOutcome>, DirectoryError> {
-        self.client(client)?;
-        let first = self
-            .clock
-            .fetch_add(commits.len() as u64, Ordering::Relaxed);
-        let mut state = self.state.lock();
-        // Or else what was read before would count as used after what is stored now.
-        self.note_reads(&mut state);
-        let mut outcomes = Vec::with_capacity(commits.len());
-        for (commit, now) in commits.iter().zip(first..) {
-            let Commit {
-                key,
-                location,
-                meta,
-            } = commit;
-            let pending = state.pending.get(key).cloned();
-            if let Some(present) = pending.or_else(|| self.find(&mut state, key)) {
-                let again = present.location == *location && present.owner == client;
-                if !again {
-                    self.counters.duplicates.increment();
-                }
-                outcomes.push(if again {
-                    CommitOutcome::Stored
-                } else {
-                    CommitOutcome::AlreadyPresent
-                });
-                continue;
-            }
-            if let Err(refused) = check_commit(&state.pool, client, commit) {
-                self.counters.refused_commits.increment();
-                outcomes.push(CommitOutcome::Refused(refused));
-                continue;
-            }
-            let object = StoredObject {
-                location: *location,
-                meta: *meta,
-                client,
-            };
-            if let Err(error) = state.commit(key, object, now) {
-                tracing::warn!(%error, %key, "commit not recorded");
-                outcomes.push(CommitOutcome::Refused(RefusedCommit::NotRecorded));
-                continue;
-            }
-            outcomes.push(CommitOutcome::Stored);
-        }
-        failpoint!("commit.recorded");
-        self.flush(state)?;
-        failpoint!("commit.published");
-        Ok(outcomes)
     }
 
     /// Finds and leases objects in one step; see [`Retrieve`].
@@ -584,7 +341,8 @@ impl Directory {
             keys,
             leases,
             group,
-            ..
+            prefix,
+            expect,
         } = request;
         if *group == 0 || leases.len() != keys.len() {
             return Err(DirectoryError::Malformed(
@@ -596,7 +354,12 @@ impl Directory {
         let Found {
             entries,
             mismatches,
-        } = self.hold_verified(request)?;
+        } = self.hold_verified(Wanted {
+            keys,
+            group: *group,
+            prefix: *prefix,
+            expect: *expect,
+        })?;
         failpoint!("retrieve.leased");
         let mut found = entries.into_iter().enumerate();
         // The client ends the leases that were booked when it learns that the request failed.
@@ -643,21 +406,20 @@ impl Directory {
     }
 
     /// Takes a hold on each object of the groups that are there whole.
-    pub(crate) fn hold(&self, request: &Retrieve) -> Found {
-        let Retrieve {
+    pub(crate) fn hold(&self, wanted: Wanted<'_>) -> Found {
+        let Wanted {
             keys,
             group,
             prefix,
             expect,
-            ..
-        } = request;
+        } = wanted;
         let mut mismatches = 0;
         let mut found = Vec::with_capacity(keys.len());
-        for group in keys.chunks(*group as usize) {
+        for group in keys.chunks(group as usize) {
             let start = found.len();
             for key in group {
                 let entry = self.shards.get_if(key, |entry| {
-                    let fits = expect.is_none() || entry.meta.layout == *expect;
+                    let fits = expect.is_none() || entry.meta.layout == expect;
                     if fits {
                         entry.lease();
                     }
@@ -677,7 +439,7 @@ impl Directory {
                     .drain(start..)
                     .flatten()
                     .for_each(|entry| entry.release());
-                if *prefix {
+                if prefix {
                     break;
                 }
                 found.resize(start + group.len(), None);
@@ -864,7 +626,10 @@ impl Directory {
         });
         let classes = classes.collect();
         let clients = self.clients.read();
-        let clients = clients.values().map(|client| {
+        let guests = clients
+            .values()
+            .filter(|client| Some(client.id) != state.tier);
+        let clients = guests.map(|client| {
             let (granted_pages, granted_bytes) = state.pool.granted_to(client.id);
             let usage = state.usage.get(&client.id).copied().unwrap_or_default();
             ClientStats {
@@ -903,32 +668,11 @@ impl Directory {
         read(&self.state.lock().pool)
     }
 
-    fn client(&self, client: ClientId) -> Result<Arc<Client>, DirectoryError> {
+    pub(crate) fn client(&self, client: ClientId) -> Result<Arc<Client>, DirectoryError> {
         self.clients
             .read()
             .get(&client)
             .cloned()
             .ok_or(DirectoryError::UnknownClient)
     }
-}
-
-fn check_commit(pool: &Pool, client: ClientId, commit: &Commit) -> Result<(), RefusedCommit> {
-    let location = commit.location;
-    pool.check_grant(
-        client,
-        Grant {
-            page: location.page,
-            generation: location.generation,
-        },
-    )?;
-    let stride = pool
-        .region(location.page.region)
-        .map_or(0, |region| region.stride());
-    if location.len > stride {
-        return Err(RefusedCommit::TooLong {
-            len: location.len,
-            stride,
-        });
-    }
-    Ok(())
 }

@@ -8,8 +8,8 @@ use ondol_shm::{ClientId, HoldCount, Location, ObjectMeta};
 
 /// One visible object, one that waits to be, or one that was removed while readers held it.
 ///
-/// Leases and pins are only added under the lock of the object's shard, while the object is visible; who removes
-/// the object holds that lock exclusively, so a count of zero seen there stays zero.
+/// Leases and pins are only added under the lock of the object's shard, while the object is visible, or by the writer;
+/// who removes the object is the writer and holds that lock exclusively, so a count of zero seen there stays zero.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) id: EntryId,
@@ -23,6 +23,8 @@ pub(crate) struct Entry {
     last_use: AtomicU64,
     /// Whether its bytes have yet to be compared with its checksum.
     unverified: AtomicBool,
+    /// Whether a storage backend has it, too.
+    stored: AtomicBool,
 }
 
 impl Entry {
@@ -45,6 +47,7 @@ impl Entry {
             pins: AtomicU32::new(0),
             last_use: AtomicU64::new(now),
             unverified: AtomicBool::new(unverified),
+            stored: AtomicBool::new(false),
         }
     }
 
@@ -55,7 +58,7 @@ impl Entry {
         }
     }
 
-    pub(crate) fn stored(&self) -> StoredObject {
+    pub(crate) fn object(&self) -> StoredObject {
         StoredObject {
             location: self.location,
             meta: self.meta,
@@ -106,5 +109,13 @@ impl Entry {
 
     pub(crate) fn set_verified(&self) {
         self.unverified.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_stored(&self) -> bool {
+        self.stored.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_stored(&self, stored: bool) {
+        self.stored.store(stored, Ordering::Relaxed);
     }
 }

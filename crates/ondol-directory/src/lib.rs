@@ -20,19 +20,26 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod commits;
 mod directory;
 mod entry;
+mod grants;
 mod ids;
 mod metrics;
 mod pages;
 mod policy;
 mod recover;
+mod returns;
 mod room;
 mod shards;
 mod state;
+mod tier;
 mod verify;
 
 pub use client::{AdoptedClient, Newcomer, Reclaimed};
+pub use commits::CommitListener;
 pub use directory::{AttachError, Directory, DirectoryError};
 pub use recover::{LastRun, RecoverError, Recovery};
+pub use returns::Returns;
+pub use tier::{Admission, Admitted};
 pub use verify::Verifier;

@@ -4,8 +4,8 @@
 //! whose leases still count, which bytes are gone. The objects become entries later, while requests are served.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
 use ondol_catalog::{Policy, failpoint};
@@ -262,6 +262,8 @@ impl Directory {
             counters,
             journal,
             verifier,
+            returns: Arc::default(),
+            listener: OnceLock::new(),
         }
     }
 
@@ -273,7 +275,7 @@ impl Directory {
             return Some(format!("pools: {:?}, image {:?}", state.pool, image.pool));
         }
         let entries = state.objects.values().chain(state.pending.values());
-        let entries = entries.map(|entry| (entry.key.clone(), entry.stored()));
+        let entries = entries.map(|entry| (entry.key.clone(), entry.object()));
         let unloaded = state.unloaded.iter();
         let objects: HashMap<Key, StoredObject> = entries
             .chain(unloaded.map(|(key, object)| (key.clone(), *object)))
@@ -284,7 +286,7 @@ impl Directory {
         }
         let retired = state.retired.iter();
         let retired: HashMap<_, _> = retired
-            .map(|entry| (entry.location.page, (entry.key.clone(), entry.stored())))
+            .map(|entry| (entry.location.page, (entry.key.clone(), entry.object())))
             .collect();
         let expected: HashMap<_, _> = image.removed.clone().into_iter().collect();
         if retired != expected {

@@ -18,6 +18,9 @@ use crate::metrics::Counters;
 use crate::shards::Shards;
 use crate::state::{Removal, State};
 
+/// So many objects in the policy's order are looked through for one that a storage backend has, too.
+const STORED_WINDOW: usize = 256;
+
 /// Why there is no page.
 #[derive(Debug)]
 pub(crate) enum NoRoom {
@@ -37,8 +40,23 @@ impl From<JournalError> for NoRoom {
 #[derive(Debug)]
 struct Drain {
     regions: Vec<RegionId>,
-    /// When an object in them was last used.
+    cost: Cost,
+}
+
+/// What is lost with objects: first, whether no storage backend has one of them; then, when one was last used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Cost {
+    unstored: bool,
     last_use: u64,
+}
+
+impl Cost {
+    fn and(self, other: Self) -> Self {
+        Self {
+            unstored: self.unstored || other.unstored,
+            last_use: self.last_use.max(other.last_use),
+        }
+    }
 }
 
 impl State {
@@ -87,7 +105,7 @@ impl State {
                 None
             };
             match (victim, drain) {
-                (Some(victim), Some(drain)) if drain.last_use < victim.last_use() => {
+                (Some(victim), Some(drain)) if drain.cost < self.cost(&victim) => {
                     self.drain(shards, counters, stride, &drain)?;
                 }
                 (None, Some(drain)) => self.drain(shards, counters, stride, &drain)?,
@@ -106,6 +124,7 @@ impl State {
                             == Removal::Removed
                         {
                             counters.evictions.increment();
+                            self.count_unstored(counters, &victim);
                             evicted += 1;
                         }
                     }
@@ -150,26 +169,51 @@ impl State {
         Ok(!idle.is_empty())
     }
 
-    /// The objects that the policy gives up first among those that nobody holds.
+    /// What is lost with this object. Without a storage tier it counts as stored, as all others do.
+    fn cost(&self, entry: &Entry) -> Cost {
+        Cost {
+            unstored: self.tier.is_some() && !entry.is_stored(),
+            last_use: entry.last_use(),
+        }
+    }
+
+    fn count_unstored(&self, counters: &Counters, entry: &Entry) {
+        if self.cost(entry).unstored {
+            counters.unstored_evictions.increment();
+        }
+    }
+
+    /// The objects that the policy gives up first among those that nobody holds; with a storage tier those that it has
+    /// go before others that the policy gives up a little earlier.
     fn victims(&self, stride: u64, count: usize) -> Vec<Arc<Entry>> {
-        let mut victims = Vec::new();
+        let window = STORED_WINDOW.max(count);
+        let (mut victims, mut others) = (Vec::new(), Vec::new());
+        let mut seen = 0;
         let Some(policy) = self.policies.get(&stride) else {
             return victims;
         };
         policy.victims(&mut |id| {
-            let entry = self.objects.get(&id).filter(|entry| !entry.is_held());
-            victims.extend(entry.cloned());
-            if victims.len() < count {
+            if let Some(entry) = self.objects.get(&id).filter(|entry| !entry.is_held()) {
+                seen += 1;
+                if !self.cost(entry).unstored {
+                    victims.push(Arc::clone(entry));
+                } else if others.len() < count {
+                    others.push(Arc::clone(entry));
+                }
+            }
+            if victims.len() < count && seen < window {
                 ControlFlow::Continue(())
             } else {
                 ControlFlow::Break(())
             }
         });
+        others.truncate(count.saturating_sub(victims.len()));
+        victims.extend(others);
         victims
     }
 
-    /// When an object of the region was last used; `None` if the region cannot be drained now.
-    fn drain_cost(&self, id: RegionId, region: &Region) -> Option<u64> {
+    /// What is lost with the objects of the region; `None` if it cannot be drained now.
+    fn drain_cost(&self, id: RegionId, region: &Region) -> Option<Cost> {
         if region.granted_count() > 0 {
             return None;
         }
@@ -178,7 +222,7 @@ impl State {
             return None;
         }
         let mut left = region.committed_count();
-        let mut last_use = 0;
+        let mut cost = Cost::default();
         for index in 0..region.page_count() {
             if left == 0 {
                 break;
@@ -187,12 +231,12 @@ impl State {
                 if entry.is_held() {
                     return None;
                 }
-                last_use = last_use.max(entry.last_use());
+                cost = cost.and(self.cost(entry));
                 left -= 1;
             }
         }
         // What is left waits to be durable.
-        (left == 0).then_some(last_use)
+        (left == 0).then_some(cost)
     }
 
     /// The coldest run of drainable regions of other page sizes that is long enough for a page of `stride` bytes.
@@ -201,7 +245,7 @@ impl State {
             backing: BackingId,
             offset: u64,
             len: u64,
-            region: Option<(RegionId, u64)>,
+            region: Option<(RegionId, Cost)>,
         }
         let free = self.pool.extents().free_extents().map(|extent| Segment {
             backing: extent.backing,
@@ -236,24 +280,20 @@ impl State {
             };
             let mut drain = Drain {
                 regions: Vec::new(),
-                last_use: 0,
+                cost: Cost::default(),
             };
             let mut end = first.offset;
             for segment in &segments[start..] {
-                let too_hot = best
-                    .as_ref()
-                    .is_some_and(|best| best.last_use <= drain.last_use);
+                let too_hot = best.as_ref().is_some_and(|best| best.cost <= drain.cost);
                 if segment.backing != first.backing || segment.offset != end || too_hot {
                     break;
                 }
                 end += segment.len;
-                if let Some((id, last_use)) = segment.region {
+                if let Some((id, cost)) = segment.region {
                     drain.regions.push(id);
-                    drain.last_use = drain.last_use.max(last_use);
+                    drain.cost = drain.cost.and(cost);
                 }
-                let colder = best
-                    .as_ref()
-                    .is_none_or(|best| drain.last_use < best.last_use);
+                let colder = best.as_ref().is_none_or(|best| drain.cost < best.cost);
                 if end - first.offset >= needed {
                     if colder && !drain.regions.is_empty() {
                         best = Some(drain);
@@ -283,6 +323,7 @@ impl State {
                     return Ok(());
                 }
                 counters.drained_objects.increment();
+                self.count_unstored(counters, &entry);
             }
             if !self.pool.region(region).is_some_and(Region::is_idle) {
                 self.release_retired()?;
@@ -314,6 +355,13 @@ impl State {
                 breakdown.other_classes += region.extent().len;
             }
         }
+        let captive = self.tier.map(|tier| self.pool.grants_of(tier));
+        let captive = captive.unwrap_or_default().into_iter().filter(|grant| {
+            let region = self.pool.region(grant.page.region);
+            region.is_some_and(|region| region.stride() == stride)
+        });
+        breakdown.captive = captive.count() as u64 * stride;
+        breakdown.granted -= breakdown.captive;
         for entry in self.objects.values().filter(|entry| entry.stride == stride) {
             if entry.leases() > 0 {
                 breakdown.leased += stride;

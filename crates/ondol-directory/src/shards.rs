@@ -79,6 +79,15 @@ impl Shards {
         }
     }
 
+    /// Shows the object of this name, if there is one, while nobody can remove it.
+    pub(crate) fn look(&self, key: &Key, visit: impl FnOnce(&Entry)) {
+        let hash = self.hasher.hash_one(key);
+        let objects = self.shard(hash).objects.read();
+        if let Some(entry) = objects.find(hash, |entry| entry.key == *key) {
+            visit(entry);
+        }
+    }
+
     /// Makes an object visible; none of its name is.
     pub(crate) fn insert(&self, entry: Arc<Entry>) {
         let hash = self.hasher.hash_one(&entry.key);
@@ -97,9 +106,16 @@ impl Shards {
 
     /// Calls `visit` with every visible object, in no order that means anything.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(&Entry)) {
-        for shard in &self.shards {
-            shard.objects.read().iter().for_each(|entry| visit(entry));
+        for part in 0..SHARDS {
+            self.for_each_of(part, &mut visit);
         }
+    }
+
+    /// The same for one part of [`SHARDS`]; `None` if there is no such part.
+    pub(crate) fn for_each_of(&self, part: usize, mut visit: impl FnMut(&Entry)) -> Option<()> {
+        let objects = self.shards.get(part)?.objects.read();
+        objects.iter().for_each(|entry| visit(entry));
+        Some(())
     }
 
     pub(crate) fn note_read(&self, now: u64, entry: &Entry) {

@@ -61,6 +61,8 @@ pub(crate) struct State {
     pub(crate) usage: HashMap<ClientId, Usage>,
     /// Pages evicted per page size since a region was last taken from another one.
     pub(crate) hunger: HashMap<u64, u64>,
+    /// The storage tier as a client of the directory.
+    pub(crate) tier: Option<ClientId>,
     next_entry: EntryId,
 }
 
@@ -82,6 +84,7 @@ impl State {
             retired: Vec::new(),
             usage: HashMap::new(),
             hunger: HashMap::new(),
+            tier: None,
             next_entry: 1,
         }
     }
@@ -112,7 +115,7 @@ impl State {
         key: &Key,
         object: StoredObject,
         now: u64,
-    ) -> Result<(), JournalError> {
+    ) -> Result<Arc<Entry>, JournalError> {
         self.change(&Change::Commit {
             key: key.clone(),
             location: object.location,
@@ -122,12 +125,18 @@ impl State {
         let entry = self.entry(key.clone(), object, now, false);
         let end = self.journal.position();
         self.pending.insert(key.clone(), Arc::clone(&entry));
-        self.unpublished.push_back((end, entry));
-        Ok(())
+        self.unpublished.push_back((end, Arc::clone(&entry)));
+        Ok(entry)
     }
 
-    /// Makes visible what is durable up to this place.
-    pub(crate) fn publish(&mut self, shards: &Shards, counters: &Counters, durable: Position) {
+    /// Makes visible what is durable up to this place, and shows it to `visible`.
+    pub(crate) fn publish(
+        &mut self,
+        shards: &Shards,
+        counters: &Counters,
+        durable: Position,
+        mut visible: impl FnMut(&Entry),
+    ) {
         while let Some((_, entry)) = self.unpublished.pop_front_if(|(end, _)| *end <= durable) {
             self.pending.remove(&entry.key);
             counters.commits.increment();
@@ -136,6 +145,7 @@ impl State {
             usage.objects += 1;
             usage.bytes += entry.location.len;
             let now = entry.last_use();
+            visible(&entry);
             self.show(shards, entry, shards.is_loading().then_some(now));
         }
     }

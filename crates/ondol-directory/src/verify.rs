@@ -4,10 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use ondol_memory::{Change, Extent, JournalError, Region, RemoveReason};
-use ondol_protocol::Retrieve;
 use ondol_shm::Location;
 
-use crate::directory::{Directory, DirectoryError, Found};
+use crate::directory::{Directory, DirectoryError, Found, Wanted};
 use crate::entry::Entry;
 use crate::state::Removal;
 
@@ -29,9 +28,9 @@ pub trait Verifier: Send + Sync + fmt::Debug {
 
 impl Directory {
     /// As [`hold`](Self::hold), and no object is among them whose bytes are not what they were.
-    pub(crate) fn hold_verified(&self, request: &Retrieve) -> Result<Found, DirectoryError> {
+    pub(crate) fn hold_verified(&self, wanted: Wanted<'_>) -> Result<Found, DirectoryError> {
         loop {
-            let found = self.hold(request);
+            let found = self.hold(wanted);
             let mut lost = Vec::new();
             let mut failed = None;
             for entry in found.entries.iter().flatten() {

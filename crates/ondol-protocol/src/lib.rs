@@ -7,6 +7,7 @@
 
 mod control;
 mod object;
+mod page_size;
 mod place;
 mod stats;
 mod stats_l2;
@@ -19,6 +20,7 @@ pub use control::{
 };
 pub use object::ObjectInfo;
 pub use ondol_shm::{ClientId, Grant, LayoutFingerprint, ObjectMeta, StaleReason};
+pub use page_size::fitted_page_bytes;
 pub use place::{SOCKET_NAME, default_socket, default_state_dir};
 pub use stats::{ClassStats, ClientStats, EngineStats, PoolStats};
 pub use stats_l2::{BackendStats, L2Stats};

@@ -82,6 +82,11 @@ impl ReadMapping {
         self.0.len()
     }
 
+    /// The address of the first byte, for those who register memory with a device.
+    pub fn address(&self) -> usize {
+        self.0.as_ptr().addr()
+    }
+
     /// Whether the mapping has no byte.
     pub fn is_empty(&self) -> bool {
         self.0.len() == 0
@@ -118,6 +123,11 @@ impl WriteMapping {
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
+    }
+
+    /// The address of the first byte, for those who register memory with a device.
+    pub fn address(&self) -> usize {
+        self.0.as_ptr().addr()
     }
 
     /// Whether the mapping has no byte.

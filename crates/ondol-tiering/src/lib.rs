@@ -20,7 +20,7 @@ mod tiering;
 
 pub use config::{StoreOverflow, StorePolicy, TieringConfig};
 pub use error::TieringError;
-pub use memory::{Leased, Memory, MemoryError, Page};
+pub use memory::{Leased, MakeDurable, Memory, MemoryError, Page};
 pub use naming::object_key;
 pub use prefetch::{FetchPolicy, Prefetch, PrefetchReport, PrefetchRequest, Row};
 pub use quota::{QuotaTable, Quotas};

@@ -1,0 +1,154 @@
+//! Objects become visible.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ondol_catalog::failpoint;
+use ondol_memory::{JournalError, Pool, Position, StoredObject};
+use ondol_plugin::Key;
+use ondol_protocol::{Commit, CommitOutcome, RefusedCommit};
+use ondol_shm::{ClientId, Grant};
+use parking_lot::MutexGuard;
+
+use crate::directory::{Directory, DirectoryError};
+use crate::state::State;
+
+/// Hears of objects that became visible, other than by [`Directory::admit`].
+pub trait CommitListener: Send + Sync + fmt::Debug {
+    /// These objects are visible, with their lengths in bytes. Called by the thread that committed them, or one that
+    /// made them durable, under no lock; what was committed later may be told earlier.
+    fn committed(&self, objects: &[(Key, u64)]);
+}
+
+impl Directory {
+    /// From now on `listener` hears of every object that becomes visible; the first one that is set stays.
+    pub fn set_commit_listener(&self, listener: Arc<dyn CommitListener>) {
+        let _ = self.listener.set(listener);
+    }
+
+    /// Waits, without the writer's lock, until everything that was recorded so far is durable, and makes visible what
+    /// waited for that. Nothing is answered before.
+    pub(crate) fn flush(&self, state: MutexGuard<'_, State>) -> Result<(), JournalError> {
+        let position = self.journal.position();
+        let is_pending = !state.pending.is_empty();
+        drop(state);
+        self.journal.flush(position)?;
+        if is_pending {
+            failpoint!("commit.flushed");
+            self.publish(position);
+        }
+        Ok(())
+    }
+
+    /// Waits until everything that was recorded so far is durable.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn make_durable(&self) -> Result<(), JournalError> {
+        self.flush(self.state.lock())
+    }
+
+    fn publish(&self, durable: Position) {
+        let listener = self.listener.get();
+        let mut committed = Vec::new();
+        let mut state = self.state.lock();
+        state.publish(&self.shards, &self.counters, durable, |entry| {
+            // What comes from a backend need not go there.
+            if listener.is_some() && !entry.is_stored() {
+                committed.push((entry.key.clone(), entry.location.len));
+            }
+        });
+        drop(state);
+        if let Some(listener) = listener
+            && !committed.is_empty()
+        {
+            listener.committed(&committed);
+        }
+    }
+
+    /// Makes objects visible whose bytes are complete. The first registration of a key wins; one that is asked
+    /// again for the same page is answered as the first time.
+    ///
+    /// An object is recorded, then made durable, then visible; until then it is neither found nor evicted, and whoever
+    /// commits the same key waits for the same record.
+    pub fn commit(
+        &self,
+        client: ClientId,
+        commits: &[Commit],
+    ) -> Result<Vec<CommitOutcome>, DirectoryError> {
+        self.client(client)?;
+        let first = self
+            .clock
+            .fetch_add(commits.len() as u64, Ordering::Relaxed);
+        let mut state = self.state.lock();
+        // Or else what was read before would count as used after what is stored now.
+        self.note_reads(&mut state);
+        let mut outcomes = Vec::with_capacity(commits.len());
+        for (commit, now) in commits.iter().zip(first..) {
+            let Commit {
+                key,
+                location,
+                meta,
+            } = commit;
+            let pending = state.pending.get(key).cloned();
+            if let Some(present) = pending.or_else(|| self.find(&mut state, key)) {
+                let again = present.location == *location && present.owner == client;
+                if !again {
+                    self.counters.duplicates.increment();
+                }
+                outcomes.push(if again {
+                    CommitOutcome::Stored
+                } else {
+                    CommitOutcome::AlreadyPresent
+                });
+                continue;
+            }
+            if let Err(refused) = check_commit(&state.pool, client, commit) {
+                self.counters.refused_commits.increment();
+                outcomes.push(CommitOutcome::Refused(refused));
+                continue;
+            }
+            let object = StoredObject {
+                location: *location,
+                meta: *meta,
+                client,
+            };
+            if let Err(error) = state.commit(key, object, now) {
+                tracing::warn!(%error, %key, "commit not recorded");
+                outcomes.push(CommitOutcome::Refused(RefusedCommit::NotRecorded));
+                continue;
+            }
+            outcomes.push(CommitOutcome::Stored);
+        }
+        failpoint!("commit.recorded");
+        self.flush(state)?;
+        failpoint!("commit.published");
+        Ok(outcomes)
+    }
+}
+
+pub(crate) fn check_commit(
+    pool: &Pool,
+    client: ClientId,
+    commit: &Commit,
+) -> Result<(), RefusedCommit> {
+    let location = commit.location;
+    pool.check_grant(
+        client,
+        Grant {
+            page: location.page,
+            generation: location.generation,
+        },
+    )?;
+    let stride = pool
+        .region(location.page.region)
+        .map_or(0, |region| region.stride());
+    if location.len > stride {
+        return Err(RefusedCommit::TooLong {
+            len: location.len,
+            stride,
+        });
+    }
+    Ok(())
+}
