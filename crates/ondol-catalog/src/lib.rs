@@ -38,7 +38,8 @@ pub use policy::{
     policy,
 };
 pub use transform::{
-    BuiltTransform, TRANSFORMS, Transform, TransformRow, TransformedObject, transform, transforms,
+    BuiltTransform, Secrecy, TRANSFORMS, Transform, TransformRow, TransformedObject, transform,
+    transforms,
 };
 
 fn sorted_by_name<T>(rows: &'static [T], name: fn(&T) -> &'static str) -> Vec<&'static T> {

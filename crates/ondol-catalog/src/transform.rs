@@ -26,9 +26,9 @@ pub trait Transform: Send + Sync + fmt::Debug {
     /// The most bytes that [`encode`](Self::encode) makes of `len` bytes; not less for more.
     fn max_encoded_len(&self, len: u64) -> u64;
 
-    /// Whether only those who know a secret can make what decodes, and nothing of the bytes can be learnt from it otherwise.
-    fn is_secret(&self) -> bool {
-        false
+    /// Whether it keeps the bytes secret.
+    fn secrecy(&self) -> Secrecy {
+        Secrecy::None
     }
 
     /// Decodes what was stored with nothing said beside it, if others than Ondol write such.
@@ -39,6 +39,17 @@ pub trait Transform: Send + Sync + fmt::Debug {
         let _ = (salt, stored, limit);
         Err("it has no trailer, and so it is not known what was done to it".to_owned())
     }
+}
+
+/// Whether a transform keeps bytes secret: then only those who know the secret learn anything of them, or make what decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Secrecy {
+    /// It does not.
+    None,
+    /// It does, and objects that were stored without it are read all the same.
+    Optional,
+    /// It does, and objects that were stored without it are refused.
+    Required,
 }
 
 /// What a transform is told of the object whose bytes it changes.

@@ -1,11 +1,29 @@
 //! What is stored of an object: transforms of its bytes, and the trailer by which it is known again.
 
+mod chain;
+mod parameters;
+mod stored;
+mod trailer;
+mod transforms;
+
+#[cfg(test)]
+mod tests;
+
+use ondol_catalog::TransformedObject;
 use ondol_plugin::Key;
 use ondol_plugin::l2::{ObjectKey, ObjectRef, PageMut};
 use ondol_shm::ObjectMeta;
 use serde_json::{Map, Value};
+use xxhash_rust::xxh3::xxh3_64;
 
+use self::chain::{Chain, Configured};
+use self::stored::Stored;
+use self::trailer::{ObjectChecksum, Trailer};
 use crate::Leased;
+use crate::naming::named_by_lmcache;
+
+/// The longest object that is decoded into memory of its own, in bytes: a forged trailer must not ask for more.
+const MAX_DECODED_BYTES: u64 = 4 << 30;
 
 /// Why an object cannot be stored, or what is stored is not the object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,7 +32,13 @@ pub(crate) struct CodecError(pub(crate) String);
 
 /// The transforms of one backend.
 #[derive(Debug)]
-pub(crate) struct Codec {}
+pub(crate) struct Codec {
+    chain: Chain,
+    /// Whether bodies are compared with their checksum here, and not by the adapter.
+    compares: bool,
+    /// Whether what has no checksum is refused.
+    require: bool,
+}
 
 /// What was found in a page.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +49,8 @@ pub(crate) struct Checked {
     pub(crate) meta: ObjectMeta,
     /// Whether its bytes were compared with a checksum; a file of LMCache's has none.
     pub(crate) verified: bool,
-    /// Whether the object lies whole in the page's body. A file without a trailer may go on in the trailer's room; then it is to be
-    /// decoded from both parts.
+    /// Whether the object lies whole in the page's body. If not, it is to be decoded from both parts: a file without a
+    /// trailer may go on in the trailer's room, and an object may have been stored with transforms.
     pub(crate) in_place: bool,
 }
 
@@ -44,44 +68,103 @@ pub(crate) struct Decoded {
 }
 
 impl Codec {
-    /// The codec of a backend with these transforms.
+    /// The codec of a backend with these transforms; `verifies` says that its adapter itself checks that it gives back what
+    /// was stored.
+    ///
+    /// # Errors
+    /// A transform that is not linked in or a parameter that it does not take; the message names both.
     pub(crate) fn new(
         transforms: &[Map<String, Value>],
         verifies: bool,
     ) -> Result<Self, CodecError> {
-        let _ = (transforms, verifies);
-        Ok(Self {})
+        let Configured { chain, check } = Chain::configured(transforms)?;
+        Ok(Self {
+            chain,
+            // Who asks for checksums gets them.
+            compares: !verifies || check.is_some(),
+            require: check.unwrap_or(false),
+        })
     }
 
     /// Whether the bytes are stored as they are, so that an object can be loaded straight into its page.
     pub(crate) fn is_plain(&self) -> bool {
-        true
+        self.chain.is_empty()
     }
 
     /// Length of the trailer of this key's object.
     pub(crate) fn trailer_len(&self, key: &Key) -> usize {
-        let _ = key;
-        0
+        trailer::trailer_len(key)
     }
 
     /// What is to be stored of an object. Without transforms its bytes are not copied.
+    ///
+    /// # Errors
+    /// If a transform cannot be applied, or an object that is to be encrypted does not fit its own checksum.
     pub(crate) fn encode(
         &self,
         key: &Key,
         name: &ObjectKey,
         object: Leased,
     ) -> Result<ObjectRef, CodecError> {
-        let _ = (key, name);
-        Ok(ObjectRef::new(object))
+        let meta = object.meta();
+        self.encode_bytes(key, name, object, meta)
+    }
+
+    fn encode_bytes(
+        &self,
+        key: &Key,
+        name: &ObjectKey,
+        object: impl AsRef<[u8]> + Send + Sync + 'static,
+        meta: ObjectMeta,
+    ) -> Result<ObjectRef, CodecError> {
+        let bytes = object.as_ref();
+        let mut trailer = Trailer {
+            object_len: bytes.len() as u64,
+            body_len: bytes.len() as u64,
+            layout: meta.layout,
+            object_checksum: meta
+                .checksum
+                .map_or(ObjectChecksum::None, ObjectChecksum::Known),
+            body_checksum: meta.checksum,
+            chain: self.chain.ids(),
+        };
+        if self.is_plain() {
+            if self.compares && trailer.body_checksum.is_none() {
+                trailer.body_checksum = Some(xxh3_64(bytes));
+            }
+            return Ok(ObjectRef::with_trailer(object, trailer.to_bytes(key)));
+        }
+        if trailer.object_len > MAX_DECODED_BYTES {
+            return Err(CodecError(format!(
+                "the object has {} bytes; expected at most {MAX_DECODED_BYTES} with transforms",
+                trailer.object_len
+            )));
+        }
+        if self.chain.is_secret() {
+            // It is made anew of the bytes that come back, so they must be right when they go.
+            if let Some(expected) = meta.checksum {
+                fits(xxh3_64(bytes), expected)?;
+                trailer.object_checksum = ObjectChecksum::Withheld;
+            }
+        }
+        let body = with_identity(key, name, &trailer, |identity| {
+            self.chain.encode(identity, bytes)
+        })?;
+        trailer.body_len = body.len() as u64;
+        trailer.body_checksum = self.compares.then(|| xxh3_64(&body));
+        Ok(ObjectRef::with_trailer(body, trailer.to_bytes(key)))
     }
 
     /// The longest that an object of `len` bytes can be when it is stored, trailer included.
     pub(crate) fn stored_bound(&self, key: &Key, len: u64) -> u64 {
-        let _ = key;
-        len
+        let body = self.chain.max_encoded_len(len);
+        body.saturating_add(self.trailer_len(key) as u64)
     }
 
     /// Checks what was loaded straight into a page; for a plain codec.
+    ///
+    /// # Errors
+    /// If it is damaged or another object.
     pub(crate) fn check(
         &self,
         key: &Key,
@@ -89,18 +172,151 @@ impl Codec {
         page: &PageMut,
         filled: u64,
     ) -> Result<Checked, CodecError> {
-        let _ = (key, name, page, filled);
-        Err(CodecError(String::new()))
+        let stored = Stored::in_page(page, filled).ok_or_else(|| {
+            CodecError(format!(
+                "the adapter says that it filled {filled} bytes; expected at most {}",
+                page.room()
+            ))
+        })?;
+        let Some(trailer) = Trailer::find(&stored, key)? else {
+            self.may_be_bare(key, name)?;
+            return Ok(Checked {
+                len: filled,
+                meta: ObjectMeta::default(),
+                verified: false,
+                in_place: self.is_plain() && stored.is_first(filled),
+            });
+        };
+        let is_plain = trailer.transforms().next().is_none();
+        let in_place = self.is_plain() && is_plain && stored.is_first(trailer.body_len);
+        Ok(Checked {
+            len: trailer.object_len,
+            meta: trailer.meta(),
+            // What is yet to be decoded is checked then.
+            verified: in_place && self.check_body(&trailer, &stored)?,
+            in_place,
+        })
     }
 
     /// Makes an object of stored bytes; for any codec.
+    ///
+    /// # Errors
+    /// If they are damaged or another object, or what was done to them cannot be undone here.
     pub(crate) fn decode(
         &self,
         key: &Key,
         name: &ObjectKey,
         stored: &[u8],
     ) -> Result<Decoded, CodecError> {
-        let _ = (key, name, stored);
-        Err(CodecError(String::new()))
+        let whole = Stored::in_one_piece(stored);
+        let Some(trailer) = Trailer::find(&whole, key)? else {
+            self.may_be_bare(key, name)?;
+            let salt = name.cache_salt();
+            let bytes = self.chain.decode_bare(salt, stored, MAX_DECODED_BYTES)?;
+            return Ok(Decoded {
+                len: bytes.len() as u64,
+                meta: ObjectMeta::default(),
+                verified: false,
+                bytes,
+            });
+        };
+        let mut verified = self.check_body(&trailer, &whole)?;
+        let body = &stored[..trailer.body_len as usize];
+        let bytes = with_identity(key, name, &trailer, |identity| {
+            self.chain.decode(trailer.transforms(), identity, body)
+        })?;
+        if bytes.len() as u64 != trailer.object_len {
+            return Err(CodecError(format!(
+                "it decodes to {} bytes; expected {}",
+                bytes.len(),
+                trailer.object_len
+            )));
+        }
+        let mut meta = trailer.meta();
+        match trailer.object_checksum {
+            ObjectChecksum::None => {}
+            ObjectChecksum::Withheld => meta.checksum = Some(xxh3_64(&bytes)),
+            ObjectChecksum::Known(expected) => {
+                if body.len() != bytes.len() || trailer.transforms().next().is_some() {
+                    fits(xxh3_64(&bytes), expected)?;
+                    verified = true;
+                }
+            }
+        }
+        Ok(Decoded {
+            len: trailer.object_len,
+            meta,
+            verified,
+            bytes,
+        })
     }
+
+    /// Compares the body with its checksum; whether that, or the adapter, shows that it is right.
+    fn check_body(&self, trailer: &Trailer, stored: &Stored<'_>) -> Result<bool, CodecError> {
+        let is_plain = trailer.transforms().next().is_none();
+        if is_plain && trailer.body_len != trailer.object_len {
+            return Err(CodecError(format!(
+                "its body has {} bytes; expected {}",
+                trailer.body_len, trailer.object_len
+            )));
+        }
+        if !is_plain && trailer.object_len > MAX_DECODED_BYTES {
+            return Err(CodecError(format!(
+                "it would decode to {} bytes; expected at most {MAX_DECODED_BYTES}",
+                trailer.object_len
+            )));
+        }
+        if !self.compares {
+            return Ok(true);
+        }
+        match trailer.body_checksum {
+            Some(expected) => {
+                fits(stored.checksum(trailer.body_len), expected)?;
+                Ok(true)
+            }
+            None if self.require => Err(CodecError(
+                "its trailer has no checksum, and serde \"checksum\" has \"require\": true"
+                    .to_owned(),
+            )),
+            None => Ok(false),
+        }
+    }
+
+    /// Whether something without a trailer can be an object of LMCache's. Everything of Ondol's has a trailer, so what has none is
+    /// damaged unless LMCache can have written it.
+    fn may_be_bare(&self, key: &Key, name: &ObjectKey) -> Result<(), CodecError> {
+        let refused = if self.require {
+            "serde \"checksum\" has \"require\": true"
+        } else if named_by_lmcache(key).as_ref() != Some(name) {
+            "it is no object of LMCache's, which alone have none"
+        } else {
+            return Ok(());
+        };
+        Err(CodecError(format!("it has no trailer: {refused}")))
+    }
+}
+
+fn fits(found: u64, expected: u64) -> Result<(), CodecError> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(CodecError(format!(
+        "its checksum is {found:016x}; expected {expected:016x}"
+    )))
+}
+
+fn with_identity<T>(
+    key: &Key,
+    name: &ObjectKey,
+    trailer: &Trailer,
+    work: impl FnOnce(&TransformedObject<'_>) -> T,
+) -> T {
+    work(&TransformedObject {
+        name: &name.to_string(),
+        salt: name.cache_salt(),
+        key_tag: key.tag() as u8,
+        key: key.bytes(),
+        len: trailer.object_len,
+        layout: trailer.layout.map(|layout| layout.0),
+    })
 }
