@@ -1,0 +1,252 @@
+//! What a completion means for the task of its request.
+//!
+//! A completion is believed only if it is well-formed. One that failed (`ok` is false) counts for nothing: its lists are not
+//! even looked at, whatever a connector may have meant by them.
+
+use anyhow::anyhow;
+use ondol_plugin::l2::{
+    Bitmap, Completion, LoadOutcome, LoadResult, Loaded, LookupResult, PageMut, StoreResult,
+};
+
+use super::Shared;
+use super::requests::{Delete, Load, Lookup, PageMark, Request, Store};
+
+/// What a connector did wrong in a completion.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    pub(super) malformed: Vec<String>,
+    pub(super) lost_pages: u64,
+}
+
+/// Ends the request of a completion.
+pub(super) fn finish(shared: &Shared, request: Request, completion: Completion) -> Faults {
+    match request {
+        Request::Store(store) => finish_store(shared, store, completion),
+        Request::Lookup(lookup) => finish_lookup(shared, lookup, completion),
+        Request::Load(load) => finish_load(shared, load, completion),
+        Request::Delete(delete) => finish_delete(shared, delete, completion),
+    }
+}
+
+impl Faults {
+    fn malformed(reason: &str) -> Self {
+        Self {
+            malformed: vec![reason.to_owned()],
+            lost_pages: 0,
+        }
+    }
+}
+
+/// A completion that succeeded, with lists of the right length or none.
+struct Answer {
+    per_key: Option<Vec<bool>>,
+    lengths: Option<Vec<u64>>,
+}
+
+/// Why a completion counts for nothing.
+struct Refusal {
+    reason: String,
+    is_malformed: bool,
+}
+
+impl Answer {
+    fn read(completion: &mut Completion, keys: usize) -> Result<Self, Refusal> {
+        if !completion.ok {
+            let reason = match completion.error.is_empty() {
+                true => "the connector gives no reason".to_owned(),
+                false => std::mem::take(&mut completion.error),
+            };
+            return Err(Refusal {
+                reason,
+                is_malformed: false,
+            });
+        }
+        let (per_key, lengths) = (completion.per_key.take(), completion.lengths.take());
+        let lists = [
+            ("results", per_key.as_ref().map(Vec::len)),
+            ("lengths", lengths.as_ref().map(Vec::len)),
+        ];
+        for (what, found) in lists {
+            if let Some(found) = found.filter(|found| *found != keys) {
+                return Err(Refusal {
+                    reason: format!("a completion has a list of {found} {what}; expected {keys}"),
+                    is_malformed: true,
+                });
+            }
+        }
+        Ok(Self { per_key, lengths })
+    }
+
+    fn is_true(&self, index: usize) -> bool {
+        self.per_key.as_ref().is_none_or(|list| list[index])
+    }
+
+    fn length(&self, index: usize) -> Option<u64> {
+        self.lengths.as_ref().map(|list| list[index])
+    }
+}
+
+impl Refusal {
+    fn faults(&self) -> Faults {
+        match self.is_malformed {
+            true => Faults::malformed(&self.reason),
+            false => Faults::default(),
+        }
+    }
+}
+
+fn finish_store(shared: &Shared, store: Store, mut completion: Completion) -> Faults {
+    let answer = Answer::read(&mut completion, store.items.len());
+    let (result, faults) = match answer {
+        Ok(answer) if (0..store.items.len()).all(|index| answer.is_true(index)) => {
+            let mut inventory = shared.inventory.lock();
+            let new = store
+                .items
+                .iter()
+                .filter(|(key, bytes)| inventory.stored(key, *bytes));
+            let bytes = new.map(|(_, bytes)| bytes).sum();
+            (StoreResult::stored(bytes), Faults::default())
+        }
+        Ok(_) => {
+            let reason = "a store succeeded, but not for all its keys";
+            (StoreResult::retryable(reason), Faults::malformed(reason))
+        }
+        Err(refusal) => {
+            let faults = refusal.faults();
+            (StoreResult::retryable(refusal.reason), faults)
+        }
+    };
+    if let Some(ticket) = store.ticket {
+        ticket.complete(result);
+    }
+    faults
+}
+
+fn finish_lookup(shared: &Shared, lookup: Lookup, mut completion: Completion) -> Faults {
+    let keys = &lookup.keys.keys;
+    let answer = Answer::read(&mut completion, keys.len());
+    let Some(ticket) = lookup.ticket else {
+        return answer.map_or_else(|refusal| refusal.faults(), |_| Faults::default());
+    };
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(refusal) => {
+            lookup
+                .keys
+                .unlock_but(&Bitmap::new(keys.len()), &shared.locks);
+            let faults = refusal.faults();
+            ticket.complete(LookupResult::failed(keys.len(), refusal.reason));
+            return faults;
+        }
+    };
+    let mut found = Vec::with_capacity(keys.len());
+    let mut inventory = shared.inventory.lock();
+    for (index, key) in keys.iter().enumerate() {
+        // What is being deleted is not locked and so not found.
+        let is_found = answer.is_true(index) && lookup.keys.locked.test(index);
+        found.push(is_found.then(|| answer.length(index).unwrap_or(0)));
+        match answer.length(index) {
+            _ if !answer.is_true(index) => inventory.was_missing(key, lookup.mark),
+            Some(length) if is_found => {
+                inventory.learn(key, length);
+            }
+            _ => {}
+        }
+    }
+    drop(inventory);
+    let result = LookupResult::new(found);
+    lookup.keys.unlock_but(&result.found, &shared.locks);
+    ticket.complete(result);
+    Faults::default()
+}
+
+fn finish_load(shared: &Shared, load: Load, mut completion: Completion) -> Faults {
+    let keys = load.keys.len();
+    let answer = Answer::read(&mut completion, keys);
+    let mut faults = match &answer {
+        Ok(_) => Faults::default(),
+        Err(refusal) => refusal.faults(),
+    };
+    let Some(ticket) = load.ticket else {
+        return faults;
+    };
+    let mut pages = std::mem::take(&mut completion.pages).into_iter();
+    let mut loaded = Vec::with_capacity(keys);
+    for (index, mark) in load.marks.iter().enumerate() {
+        let page = pages.next().filter(|page| PageMark::of(page) == *mark);
+        let outcome = match &answer {
+            Err(refusal) => LoadOutcome::Failed(refusal.reason.clone()),
+            Ok(answer) => outcome(answer, index, *mark, page.as_ref(), &completion.error),
+        };
+        if page.is_none() {
+            faults.lost_pages += 1;
+        }
+        if let LoadOutcome::Failed(reason) = &outcome
+            && answer.as_ref().is_ok_and(|answer| answer.is_true(index))
+        {
+            faults.malformed.push(reason.clone());
+        }
+        loaded.push(Loaded { page, outcome });
+    }
+    if let Ok(answer) = &answer {
+        let mut inventory = shared.inventory.lock();
+        for (key, loaded) in load.keys.iter().zip(&loaded) {
+            if let (LoadOutcome::Found(bytes), Some(_)) = (&loaded.outcome, &answer.lengths) {
+                inventory.learn(key, *bytes);
+            }
+        }
+    }
+    ticket.complete(LoadResult(loaded));
+    faults
+}
+
+fn outcome(
+    answer: &Answer,
+    index: usize,
+    mark: PageMark,
+    page: Option<&PageMut>,
+    error: &str,
+) -> LoadOutcome {
+    if !answer.is_true(index) {
+        return match error.is_empty() {
+            true => LoadOutcome::Missing,
+            false => LoadOutcome::Failed(error.to_owned()),
+        };
+    }
+    if page.is_none() {
+        return LoadOutcome::Failed("the connector did not give its page back".to_owned());
+    }
+    let room = mark.room();
+    match answer.length(index).unwrap_or(room) {
+        length if length <= room => LoadOutcome::Found(length),
+        length => LoadOutcome::Failed(format!(
+            "the connector loaded {length} bytes into a page; expected at most {room}"
+        )),
+    }
+}
+
+fn finish_delete(shared: &Shared, mut delete: Delete, mut completion: Completion) -> Faults {
+    let answer = Answer::read(&mut completion, delete.keys.len());
+    let (result, faults) = match answer {
+        Ok(answer) => {
+            let gone = delete.keys.iter().enumerate();
+            let gone: Vec<_> = gone
+                .filter(|(index, _)| answer.is_true(*index))
+                .map(|(_, key)| key)
+                .collect();
+            let mut inventory = shared.inventory.lock();
+            gone.iter().for_each(|(_, key)| inventory.forget(key));
+            let places = gone.into_iter().map(|(place, _)| *place).collect();
+            (Ok(places), Faults::default())
+        }
+        Err(refusal) => {
+            let faults = refusal.faults();
+            (Err(anyhow!(refusal.reason)), faults)
+        }
+    };
+    shared
+        .locks
+        .end_delete(delete.keys.iter().map(|(_, key)| key));
+    delete.answer(result);
+    faults
+}
