@@ -3,5 +3,5 @@
 mod lane;
 mod spec;
 
-pub use lane::{Backend, BackendHealth, BackendStatus, LaneOptions, TaskError};
-pub use spec::{AdapterSpec, EvictionSpec};
+pub use lane::{Backend, BackendHealth, BackendStatus, LaneCounts, LaneOptions, TaskError};
+pub use spec::{AdapterSpec, EvictionSpec, SpecError};
