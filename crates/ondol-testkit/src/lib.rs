@@ -30,6 +30,7 @@
 
 #![forbid(unsafe_code)]
 
+mod apart;
 mod fakes;
 pub mod handler;
 pub mod l2;

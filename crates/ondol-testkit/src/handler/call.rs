@@ -1,86 +1,15 @@
 //! Calls of a plugin's code, on threads of their own.
 
-use std::any::Any;
 use std::collections::HashMap;
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ondol_plugin::{
     FactoryContext, HandlerPlugin, HandlerPluginFactory, Hooks, RetrievedBatch, StageResult,
 };
 
+use crate::apart::{Outcome, Whereabouts, apart, complaint};
 use crate::{FakeBatch, FakeView};
-
-/// What went wrong, and where.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Complaint {
-    pub(super) place: String,
-    pub(super) what: String,
-}
-
-pub(super) type Outcome<T> = Result<T, Complaint>;
-
-pub(super) fn complaint<T>(place: &str, what: impl Into<String>) -> Outcome<T> {
-    Err(Complaint {
-        place: place.to_owned(),
-        what: what.into(),
-    })
-}
-
-/// Where in the plugin a thread is.
-#[derive(Clone, Debug)]
-struct Whereabouts(Arc<Mutex<&'static str>>);
-
-impl Whereabouts {
-    fn set(&self, place: &'static str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = place;
-    }
-
-    fn get(&self) -> &'static str {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Runs `work` on a thread of its own. A panic is its end, and so is the deadline: a thread that hangs is left alone.
-fn apart<T: Send + 'static>(
-    deadline: Duration,
-    place: &'static str,
-    work: impl FnOnce(&Whereabouts) -> Outcome<T> + Send + 'static,
-) -> Outcome<T> {
-    let at = Whereabouts(Arc::new(Mutex::new(place)));
-    let (answer, wait) = channel();
-    let thread = thread::spawn({
-        let at = at.clone();
-        move || {
-            // Nobody listens any more if the deadline came first.
-            let _ = answer.send(work(&at));
-        }
-    });
-    match wait.recv_timeout(deadline) {
-        Ok(outcome) => {
-            let _ = thread.join();
-            outcome
-        }
-        Err(RecvTimeoutError::Disconnected) => {
-            let message = thread
-                .join()
-                .map_or_else(|payload| message(&*payload), |()| "no message".to_owned());
-            complaint(at.get(), format!("panicked: {message}"))
-        }
-        Err(RecvTimeoutError::Timeout) => complaint(
-            at.get(),
-            format!("did not return within {deadline:?}; every wait needs a deadline"),
-        ),
-    }
-}
-
-fn message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a payload that is no text".to_owned())
-}
 
 /// Builds a plugin; `None` if its factory declines.
 pub(super) fn build(

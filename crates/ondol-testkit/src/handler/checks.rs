@@ -5,8 +5,9 @@ use std::thread;
 
 use ondol_plugin::{HandlerPluginFactory, Hooks, Key, RegionId, RegionSpan, StageResult};
 
-use super::call::{Caller, Complaint, Instance, Outcome, build, complaint};
+use super::call::{Caller, Instance, build};
 use super::{Report, Subject, Violation};
+use crate::apart::{Complaint, Outcome, complaint};
 use crate::{FakeBatch, FakeView};
 
 /// One thing that handler plugins must withstand. The numbers are those of the promises in
