@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use ondol_memory::ClientRecord;
 use ondol_plugin::Key;
@@ -54,6 +55,8 @@ pub(crate) struct Client {
     pub(crate) who: Newcomer,
     pub(crate) ledger: Mutex<Ledger>,
     pub(crate) book: Mutex<Book>,
+    /// Objects that it found because they were brought from storage while it waited.
+    pub(crate) l2_hits: AtomicU64,
 }
 
 /// The client's leases.
@@ -91,6 +94,7 @@ impl Client {
             who,
             ledger: Mutex::new(Ledger::new(LeaseLedger::open(lease_table, book)?, false)),
             book: Mutex::default(),
+            l2_hits: AtomicU64::new(0),
         })
     }
 
@@ -109,6 +113,7 @@ impl Client {
                 pins,
                 ..Book::default()
             }),
+            l2_hits: AtomicU64::new(0),
         }
     }
 
@@ -125,6 +130,7 @@ impl Client {
                 closed: true,
                 ..Book::default()
             }),
+            l2_hits: AtomicU64::new(0),
         }
     }
 

@@ -331,18 +331,39 @@ impl Directory {
         state.find(&self.shards, &self.counters, key, now)
     }
 
-    /// Finds and leases objects in one step; see [`Retrieve`].
+    /// Finds and leases objects in one step; see [`Retrieve`]. It never waits for storage.
     pub fn retrieve(
         &self,
         client: ClientId,
         request: &Retrieve,
     ) -> Result<Retrieved, DirectoryError> {
+        Ok(self
+            .retrieve_if(client, request, false)?
+            .unwrap_or_default())
+    }
+
+    /// As [`retrieve`](Self::retrieve) if every object is there; else nothing, and nothing is leased or counted.
+    pub fn retrieve_whole(
+        &self,
+        client: ClientId,
+        request: &Retrieve,
+    ) -> Result<Option<Retrieved>, DirectoryError> {
+        self.retrieve_if(client, request, true)
+    }
+
+    fn retrieve_if(
+        &self,
+        client: ClientId,
+        request: &Retrieve,
+        whole: bool,
+    ) -> Result<Option<Retrieved>, DirectoryError> {
         let Retrieve {
             keys,
             leases,
             group,
             prefix,
             expect,
+            ..
         } = request;
         if *group == 0 || leases.len() != keys.len() {
             return Err(DirectoryError::Malformed(
@@ -360,6 +381,10 @@ impl Directory {
             prefix: *prefix,
             expect: *expect,
         })?;
+        if whole && entries.iter().flatten().count() < keys.len() {
+            entries.iter().flatten().for_each(|entry| entry.release());
+            return Ok(None);
+        }
         failpoint!("retrieve.leased");
         let mut found = entries.into_iter().enumerate();
         // The client ends the leases that were booked when it learns that the request failed.
@@ -402,7 +427,11 @@ impl Directory {
         self.counters.hits.add(found);
         self.counters.misses.add(keys.len() as u64 - found);
         self.counters.layout_mismatches.add(mismatches.into());
-        Ok(Retrieved { hits, mismatches })
+        Ok(Some(Retrieved {
+            hits,
+            mismatches,
+            pending: false,
+        }))
     }
 
     /// Takes a hold on each object of the groups that are there whole.
@@ -641,6 +670,7 @@ impl Directory {
                 pins: client.book.lock().pin_count(),
                 objects: usage.objects,
                 object_bytes: usage.bytes,
+                l2_hits: client.l2_hits.load(Ordering::Relaxed),
             }
         });
         EngineStats {
@@ -655,6 +685,7 @@ impl Directory {
                 .counters()
                 .map(|counter| (counter.metric().name.to_owned(), counter.get()))
                 .collect(),
+            l2: None,
         }
     }
 

@@ -25,6 +25,7 @@ ondol_catalog::counters! {
         adopted_clients ADOPTED_CLIENTS "ondol_adopted_clients_total" "Clients of the last run that were not proven dead, so that what they hold was kept.";
         resumed_clients RESUMED_CLIENTS "ondol_resumed_clients_total" "Clients of the last run that came back.";
         unmatched_leases UNMATCHED_LEASES "ondol_unmatched_leases_total" "Leases of the last run on objects that were gone; they had ended.";
+        l2_hits L2_HITS "ondol_lookup_l2_hits_total" "Objects found because they were brought from storage while a reader waited; they count as hits, too.";
         unstored_evictions UNSTORED_EVICTIONS "ondol_unstored_evictions_total" "Objects evicted before a storage backend had them.";
         admitted ADMITTED "ondol_admitted_objects_total" "Objects that became visible because they were loaded from a storage backend.";
         let_go LET_GO "ondol_let_go_objects_total" "Objects that left memory because a storage backend has them.";

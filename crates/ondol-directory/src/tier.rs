@@ -319,6 +319,14 @@ impl Directory {
         Ok(gone)
     }
 
+    /// Counts objects that a client found because they were brought from storage while it waited.
+    pub fn count_l2_hits(&self, client: ClientId, hits: u64) {
+        self.counters.l2_hits.add(hits);
+        if let Ok(client) = self.client(client) {
+            client.l2_hits.fetch_add(hits, Ordering::Relaxed);
+        }
+    }
+
     /// Frees the pages that the storage tier has given back, and makes that durable.
     ///
     /// # Errors

@@ -171,6 +171,8 @@ impl Client {
             group: 1,
             prefix: false,
             expect: None,
+            wait_ms: 0,
+            expected_len: 0,
         };
         (directory.retrieve(self.id, &request).unwrap(), leases)
     }
@@ -808,6 +810,8 @@ fn an_object_whose_bytes_do_not_fit_is_a_miss_and_gone() {
         group: 1,
         prefix: false,
         expect: None,
+        wait_ms: 0,
+        expected_len: 0,
     };
     assert!(matches!(
         directory.retrieve(OTHER, &request),

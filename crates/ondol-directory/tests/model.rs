@@ -167,6 +167,8 @@ impl Solo {
             group: 1,
             prefix: false,
             expect: None,
+            wait_ms: 0,
+            expected_len: 0,
         };
         let hit = self.directory.retrieve(CLIENT, &request).unwrap().hits[0];
         hit.map(|_| lease)
@@ -265,6 +267,8 @@ fn one_lease_for_a_whole_group_leaves_nothing_held() {
         group: 4,
         prefix: false,
         expect: None,
+        wait_ms: 0,
+        expected_len: 0,
     };
     assert_eq!(
         solo.directory.retrieve(CLIENT, &request),

@@ -83,6 +83,8 @@ fn find(session: &Session, index: u64) -> anyhow::Result<()> {
         group: 1,
         prefix: false,
         expect: None,
+        wait_ms: 0,
+        expected_len: 0,
     };
     let answer = session.retrieve(&request)?;
     ensure!(answer.hits[0].is_some(), "object {index} is not there");

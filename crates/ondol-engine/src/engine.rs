@@ -599,6 +599,8 @@ mod tests {
                 group: u32::MAX,
                 prefix: true,
                 expect: None,
+                wait_ms: 0,
+                expected_len: 0,
             };
             let answer = session.retrieve(&request).unwrap();
             assert!(answer.hits.iter().all(Option::is_none));

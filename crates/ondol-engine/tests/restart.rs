@@ -317,6 +317,8 @@ impl Client {
             group: 1,
             prefix: false,
             expect: None,
+            wait_ms: 0,
+            expected_len: 0,
         };
         let answer = self.session.retrieve(&request).unwrap();
         answer.hits[0].map(|hit| (lease, hit.location))
@@ -536,6 +538,8 @@ fn a_pool_file_that_somebody_shortened_is_an_error_and_not_the_end_of_the_server
         group: 1,
         prefix: false,
         expect: None,
+        wait_ms: 0,
+        expected_len: 0,
     };
     let found = client.session.retrieve(&request);
     assert!(matches!(found, Err(ControlError::Failed(_))), "{found:?}");

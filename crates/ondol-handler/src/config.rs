@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use ondol_host::LoadOptions;
 use ondol_protocol::LayoutFingerprint;
 
@@ -15,6 +17,10 @@ pub struct HandlerConfig {
     pub layout: Option<LayoutFingerprint>,
     /// Whether objects are stored with a checksum, and verified when they are retrieved if they have one.
     pub checksum: bool,
+    /// How long reads wait for objects that are not in memory and that storage may have; `None` for those in memory only.
+    pub l2_wait: Option<Duration>,
+    /// Length of each object in bytes, if all are equally long: for storage that does not know it.
+    pub object_bytes: Option<u64>,
     /// Which plugins run in this handler.
     pub plugins: Plugins,
 }
@@ -32,13 +38,16 @@ pub enum Plugins {
 }
 
 impl Default for HandlerConfig {
-    /// Page sizes that fit the allocation, batches of at most 8 MiB, no layout, no checksum, linked plugins.
+    /// Page sizes that fit the allocation, batches of at most 8 MiB, no layout, no checksum, no waiting for storage, linked
+    /// plugins.
     fn default() -> Self {
         Self {
             page_sizes: PageSizes::default(),
             stock_bytes: 8 << 20,
             layout: None,
             checksum: false,
+            l2_wait: None,
+            object_bytes: None,
             plugins: Plugins::Linked,
         }
     }
@@ -51,4 +60,9 @@ pub struct Expect {
     pub layout: Option<LayoutFingerprint>,
     /// Whether its bytes are compared with its checksum, if it has one.
     pub verify: bool,
+    /// How long to wait for it if it is not in memory and storage may have it; zero for not at all. A server without
+    /// storage answers at once.
+    pub wait: Duration,
+    /// Its length in bytes, for storage that does not know it.
+    pub object_bytes: Option<u64>,
 }

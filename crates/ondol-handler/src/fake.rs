@@ -304,6 +304,7 @@ impl ControlPlane for FakePlane {
             Ok(Retrieved {
                 hits,
                 mismatches: 0,
+                pending: false,
             })
         })
     }

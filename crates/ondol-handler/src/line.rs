@@ -2,9 +2,10 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use ondol_plugin::{HandlerView, Key, RegionId};
-use ondol_protocol::{ClientInfo, ControlError, ControlPlane, Hit, Retrieve};
+use ondol_protocol::{ClientInfo, ControlError, ControlPlane, Hit, Prefetch, Retrieve};
 use ondol_shm::{ForkGuard, LEASE_SLOTS, Lease, LeaseSlots};
 
 use crate::batch::Sighting;
@@ -36,6 +37,8 @@ pub(crate) struct Line {
 pub(crate) struct Found {
     pub(crate) hits: Vec<Option<(Hit, Lease)>>,
     pub(crate) mismatches: u32,
+    /// Whether more is on its way from storage.
+    pending: bool,
 }
 
 impl Line {
@@ -91,8 +94,30 @@ impl Line {
         true
     }
 
-    /// Finds and leases objects. A lease that comes with a hit is booked at the engine; all others end here.
+    /// Finds and leases objects. A lease that comes with a hit is booked at the engine; all others end here. A wait that is
+    /// longer than an answer may take is made of several.
     pub(crate) fn find(
+        &self,
+        keys: &[Key],
+        group: u32,
+        prefix: bool,
+        expect: Expect,
+    ) -> Result<Found, HandlerError> {
+        let begun = Instant::now();
+        loop {
+            let left = expect.wait.saturating_sub(begun.elapsed());
+            let wait = left.min(self.plane.longest_wait());
+            let asked = Instant::now();
+            let found = self.find_once(keys, group, prefix, Expect { wait, ..expect })?;
+            // One that does not wait although it was asked to is not asked again and again.
+            let is_over = left <= wait || asked.elapsed() < wait / 2;
+            if !found.pending || is_over {
+                return Ok(found);
+            }
+        }
+    }
+
+    fn find_once(
         &self,
         keys: &[Key],
         group: u32,
@@ -117,6 +142,8 @@ impl Line {
             group,
             prefix,
             expect: expect.layout,
+            wait_ms: milliseconds(expect.wait),
+            expected_len: expect.object_bytes.unwrap_or(0),
         };
         ondol_catalog::failpoint!("client.retrieve.leased");
         let answer = self.plane.retrieve(&request)?;
@@ -136,7 +163,24 @@ impl Line {
         Ok(Found {
             hits,
             mismatches: answer.mismatches,
+            pending: answer.pending,
         })
+    }
+
+    /// Has objects brought from storage, without waiting for it; whether any are on their way.
+    pub(crate) fn promote(
+        &self,
+        keys: Vec<Key>,
+        object_bytes: Option<u64>,
+    ) -> Result<bool, HandlerError> {
+        let request = Prefetch {
+            keys,
+            group: 1,
+            prefix: false,
+            expected_len: object_bytes.unwrap_or(0),
+            wait_ms: 0,
+        };
+        Ok(self.plane.prefetch(&request)?.pending)
     }
 
     /// The object of a hit; maps its region if need be.
@@ -194,6 +238,11 @@ impl Line {
         self.over.store(true, Ordering::Release);
         self.stock.abandon();
     }
+}
+
+/// Whole milliseconds, rounded up, so that a short wait is not none at all.
+fn milliseconds(wait: Duration) -> u32 {
+    u32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
 impl HandlerView for Line {

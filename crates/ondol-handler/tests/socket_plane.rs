@@ -129,6 +129,8 @@ fn every_call_goes_through_the_door() {
             group: 1,
             prefix: false,
             expect: None,
+            wait_ms: 0,
+            expected_len: 0,
         })
         .unwrap();
     let hit = retrieved.hits[0].unwrap();

@@ -1,6 +1,7 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ondol_plugin::Key;
 use ondol_shm::{
@@ -62,6 +63,18 @@ pub trait ControlPlane: Send + Sync + fmt::Debug {
     /// [`ControlError`].
     fn retrieve(&self, request: &Retrieve) -> Result<Retrieved, ControlError>;
 
+    /// Brings objects from storage to memory, for a retrieve that comes soon. Without storage it says what is in memory.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn prefetch(&self, request: &Prefetch) -> Result<Prefetched, ControlError> {
+        let found = self.locate(&request.keys)?;
+        Ok(Prefetched {
+            found: found.iter().map(Option::is_some).collect(),
+            pending: false,
+        })
+    }
+
     /// Where objects lie, without a lease: a hint that may be stale when it arrives.
     ///
     /// # Errors
@@ -116,6 +129,11 @@ pub trait ControlPlane: Send + Sync + fmt::Debug {
     /// engine cannot be another one than it was.
     fn place(&self) -> Option<&Path> {
         None
+    }
+
+    /// The longest that one call of this line may wait for storage; who wants to wait longer asks again.
+    fn longest_wait(&self) -> Duration {
+        Duration::from_secs(30)
     }
 
     /// Another line has just reached a server at this line's place, so that the next call need not wait until it is time
@@ -227,6 +245,11 @@ pub struct Retrieve {
     pub prefix: bool,
     /// The layout that the reader expects; an object of another one, or of none, is not found.
     pub expect: Option<LayoutFingerprint>,
+    /// Milliseconds that the answer may wait for objects that storage has; 0 for those that are in memory only. An
+    /// engine may wait for less, and says so.
+    pub wait_ms: u32,
+    /// Length of each object in bytes, for storage that does not know it; 0 if the reader does not know it either.
+    pub expected_len: u64,
 }
 
 /// The answer to [`Retrieve`].
@@ -236,6 +259,34 @@ pub struct Retrieved {
     pub hits: Vec<Option<Hit>>,
     /// How many objects were there under another layout.
     pub mismatches: u32,
+    /// Whether objects that are not found here are still on their way from storage: the wait was over before. Asked again,
+    /// they may be there.
+    pub pending: bool,
+}
+
+/// A request to bring objects from storage to memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefetch {
+    /// The objects' names.
+    pub keys: Vec<Key>,
+    /// Every `group` keys in a row are wanted all or not at all; at least 1.
+    pub group: u32,
+    /// Whether nothing is wanted behind the first group that is not there whole.
+    pub prefix: bool,
+    /// Length of each object in bytes, for storage that does not know it; 0 if it is not known.
+    pub expected_len: u64,
+    /// Milliseconds that the answer may wait for what is on its way; 0 for an answer at once.
+    pub wait_ms: u32,
+}
+
+/// The answer to [`Prefetch`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prefetched {
+    /// For each key whether its object is in memory. What was brought stays for some seconds, if nothing else needs the
+    /// room; it is not leased.
+    pub found: Vec<bool>,
+    /// Whether more is on its way.
+    pub pending: bool,
 }
 
 /// A found object.

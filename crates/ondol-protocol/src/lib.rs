@@ -15,8 +15,8 @@ pub mod wire;
 
 pub use control::{
     Access, Breakdown, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
-    DeleteOutcome, GrantRequest, Hit, Listing, Pin, PinOutcome, RefusedCommit, RegionInfo,
-    Retrieve, Retrieved,
+    DeleteOutcome, GrantRequest, Hit, Listing, Pin, PinOutcome, Prefetch, Prefetched,
+    RefusedCommit, RegionInfo, Retrieve, Retrieved,
 };
 pub use object::ObjectInfo;
 pub use ondol_shm::{ClientId, Grant, LayoutFingerprint, ObjectMeta, StaleReason};

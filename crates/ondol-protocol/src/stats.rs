@@ -2,6 +2,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::L2Stats;
+
 /// Figures of the engine at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -22,6 +24,9 @@ pub struct EngineStats {
     pub policy: String,
     /// Counters since start, by metric name.
     pub counters: BTreeMap<String, u64>,
+    /// The storage tier, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub l2: Option<L2Stats>,
 }
 
 /// Figures of the pool.
@@ -78,4 +83,6 @@ pub struct ClientStats {
     pub objects: u64,
     /// Their bytes.
     pub object_bytes: u64,
+    /// Objects that it found because they were brought from storage while it waited.
+    pub l2_hits: u64,
 }

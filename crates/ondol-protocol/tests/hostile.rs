@@ -243,6 +243,8 @@ fn a_group_of_nothing_is_refused() {
         group: 0,
         prefix: false,
         expect: None,
+        wait_ms: 0,
+        expected_len: 0,
     };
     let mut out = Vec::new();
     encode_request(&mut out, 0, RequestRef::Retrieve(&request)).unwrap();
@@ -270,6 +272,8 @@ fn what_a_frame_cannot_hold_is_not_sent() {
         group: 1,
         prefix: false,
         expect: None,
+        wait_ms: 0,
+        expected_len: 0,
     };
     let error = encode_request(&mut out, 0, RequestRef::Retrieve(&request)).unwrap_err();
     assert!(

@@ -11,7 +11,7 @@ use ondol_protocol::wire::{Answer, Hello, Op, Request};
 use ondol_protocol::{
     Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, DeleteOutcome,
     EngineStats, Grant, GrantRequest, Hit, LayoutFingerprint, Listing, ObjectInfo, ObjectMeta, Pin,
-    PinOutcome, RefusedCommit, RegionInfo, Retrieve, Retrieved, StaleReason,
+    PinOutcome, Prefetch, Prefetched, RefusedCommit, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_shm::{BackingId, Generation, LeaseRef, Location, PageId, RegionHandle};
 use proptest::array::{uniform16, uniform32};
@@ -103,8 +103,9 @@ fn retrieve() -> impl Strategy<Value = Retrieve> {
         1..=u32::MAX,
         any::<bool>(),
         option::of(layout()),
+        any::<(u32, u64)>(),
     )
-        .prop_map(|(pairs, group, prefix, expect)| {
+        .prop_map(|(pairs, group, prefix, expect, (wait_ms, expected_len))| {
             let (keys, leases) = pairs.into_iter().unzip();
             Retrieve {
                 keys,
@@ -112,8 +113,22 @@ fn retrieve() -> impl Strategy<Value = Retrieve> {
                 group,
                 prefix,
                 expect,
+                wait_ms,
+                expected_len,
             }
         })
+}
+
+fn prefetch() -> impl Strategy<Value = Prefetch> {
+    (vec(key(), 0..20), 1..=u32::MAX, any::<(bool, u64, u32)>()).prop_map(
+        |(keys, group, (prefix, expected_len, wait_ms))| Prefetch {
+            keys,
+            group,
+            prefix,
+            expected_len,
+            wait_ms,
+        },
+    )
 }
 
 fn request() -> impl Strategy<Value = Request> {
@@ -138,6 +153,7 @@ fn request() -> impl Strategy<Value = Request> {
         vec(grant(), 0..20).prop_map(Request::ReturnPages),
         vec(commit(), 0..20).prop_map(Request::Commit),
         retrieve().prop_map(Request::Retrieve),
+        prefetch().prop_map(Request::Prefetch),
         keys().prop_map(Request::Locate),
         pins().prop_map(Request::Pin),
         pins().prop_map(Request::Unpin),
@@ -233,8 +249,15 @@ fn answer() -> impl Strategy<Value = Answer> {
                 .collect()
         )),
         vec(commit_outcome(), 0..20).prop_map(Answer::Commit),
-        (vec(option::of(hit()), 0..20), any::<u32>())
-            .prop_map(|(hits, mismatches)| Answer::Retrieve(Retrieved { hits, mismatches })),
+        (vec(option::of(hit()), 0..20), any::<u32>(), any::<bool>()).prop_map(
+            |(hits, mismatches, pending)| Answer::Retrieve(Retrieved {
+                hits,
+                mismatches,
+                pending
+            })
+        ),
+        (vec(any::<bool>(), 0..20), any::<bool>())
+            .prop_map(|(found, pending)| Answer::Prefetch(Prefetched { found, pending })),
         vec(option::of(hit()), 0..20).prop_map(Answer::Locate),
         pin_outcomes().prop_map(Answer::Pin),
         pin_outcomes().prop_map(Answer::Unpin),

@@ -807,6 +807,8 @@ impl World {
             group,
             prefix,
             expect,
+            wait_ms: 0,
+            expected_len: 0,
         };
         let id = self.clients[client].id;
         let answer = match self.directory.retrieve(id, &request) {
@@ -874,6 +876,8 @@ impl World {
             group,
             prefix: false,
             expect: None,
+            wait_ms: 0,
+            expected_len: 0,
         };
         let id = self.clients[client].id;
         match self.directory.retrieve(id, &request) {

@@ -49,6 +49,8 @@ pub struct Prefetched {
     pub requested: u64,
     /// Objects that are in memory.
     pub found: u64,
+    /// Whether others are on their way from storage.
+    pub pending: bool,
 }
 
 /// The client of an engine: writes objects into shared memory, reads them without a copy.

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use ondol_host::OwnedBatch;
 use ondol_plugin::{BatchSource, Hooks, Key, RetrievedBatch, StageResult};
@@ -7,6 +8,9 @@ use super::{Handler, Prefetched};
 use crate::batch::{Batch, Sighted};
 use crate::line::{Found, Line};
 use crate::{Expect, HandlerError, Object};
+
+/// How long staging waits for storage if the handler's configuration does not say how long reads do.
+const STAGE_WAIT: Duration = Duration::from_secs(60);
 
 /// What gives access to objects.
 impl Handler {
@@ -28,6 +32,18 @@ impl Handler {
         Ok(objects.pop().flatten())
     }
 
+    /// As [`retrieve`](Self::retrieve), waiting for storage for at most `wait`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn retrieve_within(
+        &self,
+        key: &Key,
+        wait: Duration,
+    ) -> Result<Option<Object>, HandlerError> {
+        self.retrieve_with(key, self.expectation_within(wait))
+    }
+
     /// The objects of many keys, leased in one step; one answer for each key, in order.
     ///
     /// # Errors
@@ -46,6 +62,18 @@ impl Handler {
         expect: Expect,
     ) -> Result<Vec<Option<Object>>, HandlerError> {
         self.batch(keys, 1, false, expect)
+    }
+
+    /// As [`batch_retrieve`](Self::batch_retrieve), waiting for storage for at most `wait`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn batch_retrieve_within(
+        &self,
+        keys: &[Key],
+        wait: Duration,
+    ) -> Result<Vec<Option<Object>>, HandlerError> {
+        self.batch_retrieve_with(keys, self.expectation_within(wait))
     }
 
     /// The objects of the longest run of keys, from the first, that are all there; leased in one step.
@@ -69,8 +97,34 @@ impl Handler {
         keys: &[Key],
         group: u32,
     ) -> Result<Vec<Object>, HandlerError> {
+        self.match_prefix_with(keys, group, self.expectation())
+    }
+
+    /// As [`match_prefix_groups`](Self::match_prefix_groups), waiting for storage for at most `wait`: the prefix is of what is
+    /// in memory then.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// If `group` is 0.
+    pub fn match_prefix_within(
+        &self,
+        keys: &[Key],
+        group: u32,
+        wait: Duration,
+    ) -> Result<Vec<Object>, HandlerError> {
+        self.match_prefix_with(keys, group, self.expectation_within(wait))
+    }
+
+    fn match_prefix_with(
+        &self,
+        keys: &[Key],
+        group: u32,
+        expect: Expect,
+    ) -> Result<Vec<Object>, HandlerError> {
         assert!(group > 0, "a group has at least one key");
-        let objects = self.batch(keys, group, true, self.expectation())?;
+        let objects = self.batch(keys, group, true, expect)?;
         let mut prefix: Vec<Object> = objects.into_iter().map_while(|object| object).collect();
         // An object that failed its checksum takes the rest of its group with it.
         prefix.truncate(prefix.len() - prefix.len() % group as usize);
@@ -89,17 +143,28 @@ impl Handler {
         Ok(objects.into_iter().collect())
     }
 
-    fn expectation(&self) -> Expect {
+    /// What reads expect that do not say it themselves, by this handler's configuration.
+    pub fn expectation(&self) -> Expect {
         Expect {
             layout: self.config.layout,
             verify: self.config.checksum,
+            wait: self.config.l2_wait.unwrap_or_default(),
+            object_bytes: self.config.object_bytes,
         }
     }
 
-    fn unverified(&self) -> Expect {
+    fn expectation_within(&self, wait: Duration) -> Expect {
+        Expect {
+            wait,
+            ..self.expectation()
+        }
+    }
+
+    /// The same for those who do not look at the bytes.
+    fn unverified(&self, wait: Duration) -> Expect {
         Expect {
             verify: false,
-            ..self.expectation()
+            ..self.expectation_within(wait)
         }
     }
 
@@ -159,25 +224,31 @@ impl Handler {
         Ok(objects)
     }
 
-    /// Says that objects will be wanted soon: looks them up, counts as a use of them, maps nothing, and lets
-    /// plugins give their hints.
+    /// Says that objects will be wanted soon: looks them up, counts as a use of them, maps nothing, has those that are not
+    /// in memory brought from storage without waiting for it, and lets plugins give their hints on the others.
     ///
     /// # Errors
     /// As [`retrieve`](Self::retrieve).
     pub fn prefetch(&self, keys: &[Key]) -> Result<Prefetched, HandlerError> {
         let hints = self.plugins.is_interested(Hooks::PREFETCH);
-        let (line, found, sightings) = self.on_line(|line| {
+        let (line, (found, pending), sightings) = self.on_line(|line| {
             let found = match keys {
                 [] => Found::default(),
-                keys => line.find(keys, 1, false, self.unverified())?,
+                keys => line.find(keys, 1, false, self.unverified(Duration::ZERO))?,
             };
             let hits = found.hits.iter().flatten().count() as u64;
+            let missing = keys.iter().zip(&found.hits);
+            let missing: Vec<_> = missing
+                .filter(|(_, hit)| hit.is_none())
+                .map(|(key, _)| key.clone())
+                .collect();
+            let pending = !missing.is_empty() && line.promote(missing, self.config.object_bytes)?;
             let sightings = if hints {
                 line.sight(found)?
             } else {
                 Vec::new()
             };
-            Ok((Arc::clone(line), hits, sightings))
+            Ok((Arc::clone(line), (hits, pending), sightings))
         })?;
         if hints && !keys.is_empty() {
             let batch = Sighted {
@@ -194,16 +265,18 @@ impl Handler {
         Ok(Prefetched {
             requested: keys.len() as u64,
             found,
+            pending,
         })
     }
 
-    /// Makes objects ready for use through the plugins that can; may block, so call it off the critical path.
+    /// Brings objects from storage if they are not in memory, and makes them ready for use through the plugins that can; may block, so call it off the critical path.
     /// What goes wrong is in the result, which is ready only if everything asked for is.
     pub fn stage(&self, keys: &[Key]) -> StageResult {
         let requested = keys.len() as u64;
+        let expect = self.unverified(self.config.l2_wait.unwrap_or(STAGE_WAIT));
         let staged = || {
             let (line, objects) = self.on_line(|line| {
-                let objects = self.find(line, keys, 1, false, self.unverified())?;
+                let objects = self.find(line, keys, 1, false, expect)?;
                 Ok((Arc::clone(line), objects))
             })?;
             let batch = Batch {

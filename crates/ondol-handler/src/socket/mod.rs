@@ -12,8 +12,8 @@ use ondol_plugin::Key;
 use ondol_protocol::wire::{Answer, Hello, RequestRef};
 use ondol_protocol::{
     Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
-    EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, RegionInfo, Retrieve,
-    Retrieved, StaleReason,
+    EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, Prefetch, Prefetched,
+    RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_shm::{ForkGuard, RegionHandle, process_start_time};
 use parking_lot::Mutex;
@@ -422,12 +422,27 @@ impl ControlPlane for SocketPlane {
 
     fn retrieve(&self, request: &Retrieve) -> Result<Retrieved, ControlError> {
         match self.call(RequestRef::Retrieve(request))?.0 {
-            Answer::Retrieve(Retrieved { hits, mismatches }) => Ok(Retrieved {
-                hits: self.paired(request.keys.len(), hits)?,
-                mismatches,
+            Answer::Retrieve(answer) => Ok(Retrieved {
+                hits: self.paired(request.keys.len(), answer.hits)?,
+                ..answer
             }),
             answer => Err(self.unexpected(&answer)),
         }
+    }
+
+    fn prefetch(&self, request: &Prefetch) -> Result<Prefetched, ControlError> {
+        match self.call(RequestRef::Prefetch(request))?.0 {
+            Answer::Prefetch(answer) => Ok(Prefetched {
+                found: self.paired(request.keys.len(), answer.found)?,
+                ..answer
+            }),
+            answer => Err(self.unexpected(&answer)),
+        }
+    }
+
+    /// Half of the time that an answer may take.
+    fn longest_wait(&self) -> Duration {
+        self.options.timeout / 2
     }
 
     fn locate(&self, keys: &[Key]) -> Result<Vec<Option<Hit>>, ControlError> {

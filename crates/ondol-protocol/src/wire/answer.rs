@@ -1,6 +1,6 @@
 use crate::{
     ClientInfo, CommitOutcome, ControlError, DeleteOutcome, EngineStats, Grant, Hit, Listing,
-    PinOutcome, RegionInfo, Retrieved, StaleReason,
+    PinOutcome, Prefetched, RegionInfo, Retrieved, StaleReason,
 };
 
 use super::header::{HEADER_BYTES, Header, Op, PROTOCOL_VERSION, Status};
@@ -46,6 +46,8 @@ pub enum Answer {
     Ping,
     /// The client has left.
     Leave,
+    /// What is in memory.
+    Prefetch(Prefetched),
 }
 
 impl Answer {
@@ -67,6 +69,7 @@ impl Answer {
             Self::Stats(_) => Op::Stats,
             Self::Ping => Op::Ping,
             Self::Leave => Op::Leave,
+            Self::Prefetch(_) => Op::Prefetch,
         }
     }
 
@@ -86,7 +89,12 @@ impl Answer {
             Self::Grant(grants) => put_all(grants, out),
             Self::ReturnPages(results) => put_all(results, out),
             Self::Commit(outcomes) => put_all(outcomes, out),
-            Self::Retrieve(Retrieved { hits, mismatches }) => {
+            Self::Retrieve(Retrieved {
+                hits,
+                mismatches,
+                pending,
+            }) => {
+                out.push((*pending).into());
                 put_u32(*mismatches, out);
                 put_all(hits, out);
             }
@@ -94,6 +102,10 @@ impl Answer {
             Self::Pin(outcomes) | Self::Unpin(outcomes) => put_all(outcomes, out),
             Self::Delete(outcomes) => put_all(outcomes, out),
             Self::List(Listing { objects, more }) => put_part(objects, *more, out),
+            Self::Prefetch(Prefetched { found, pending }) => {
+                out.push((*pending).into());
+                put_all(found, out);
+            }
             Self::Stats(stats) => serde_json::to_writer(out, stats)
                 .map_err(|error| ControlError::Failed(format!("statistics: {error}")))?,
         }
@@ -137,6 +149,7 @@ impl Answer {
             Op::ReturnPages => Self::ReturnPages(get_all(reader, "returned pages")?),
             Op::Commit => Self::Commit(get_all(reader, "commit outcomes")?),
             Op::Retrieve => Self::Retrieve(Retrieved {
+                pending: reader.bool("mark of objects on their way")?,
                 mismatches: reader.u32("count of mismatches")?,
                 hits: get_all(reader, "hits")?,
             }),
@@ -154,6 +167,10 @@ impl Answer {
             ),
             Op::Ping => Self::Ping,
             Op::Leave => Self::Leave,
+            Op::Prefetch => Self::Prefetch(Prefetched {
+                pending: reader.bool("mark of objects on their way")?,
+                found: get_all(reader, "marks of objects")?,
+            }),
         })
     }
 }

@@ -4,7 +4,7 @@ use super::DecodeError;
 pub const HEADER_BYTES: usize = 16;
 
 /// The version of the protocol that this crate speaks.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// What stands before every payload. Its layout is the same in every version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,11 +67,13 @@ pub enum Op {
     Ping = 0x0e,
     /// [`leave`](crate::ControlPlane::leave).
     Leave = 0x0f,
+    /// [`prefetch`](crate::ControlPlane::prefetch).
+    Prefetch = 0x10,
 }
 
 impl Op {
     /// Every operation, in the order of their numbers.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Hello,
         Self::Regions,
         Self::OpenBacking,
@@ -87,6 +89,7 @@ impl Op {
         Self::Stats,
         Self::Ping,
         Self::Leave,
+        Self::Prefetch,
     ];
 
     /// The operation with this number.
@@ -157,7 +160,7 @@ mod tests {
         for op in Op::ALL {
             assert_eq!(Op::from_u8(op as u8), Ok(op));
         }
-        for op in [0, 0x10, 0xff] {
+        for op in [0, 0x11, 0xff] {
             assert_eq!(Op::from_u8(op), Err(DecodeError::UnknownOp { found: op }));
         }
     }

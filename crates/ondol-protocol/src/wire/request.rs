@@ -1,7 +1,7 @@
 use ondol_plugin::Key;
 use ondol_shm::RegionHandle;
 
-use crate::{Access, Commit, Grant, GrantRequest, Pin, Retrieve};
+use crate::{Access, Commit, Grant, GrantRequest, Pin, Prefetch, Retrieve};
 
 use super::header::{HEADER_BYTES, Header, Op, PROTOCOL_VERSION, Status};
 use super::reader::Reader;
@@ -72,6 +72,8 @@ pub enum Request {
     Ping,
     /// The client leaves.
     Leave,
+    /// Objects to bring to memory.
+    Prefetch(Prefetch),
 }
 
 /// A request as it is sent, borrowed from its caller.
@@ -104,6 +106,7 @@ pub enum RequestRef<'a> {
     Stats,
     Ping,
     Leave,
+    Prefetch(&'a Prefetch),
 }
 
 impl RequestRef<'_> {
@@ -125,6 +128,7 @@ impl RequestRef<'_> {
             Self::Stats => Op::Stats,
             Self::Ping => Op::Ping,
             Self::Leave => Op::Leave,
+            Self::Prefetch(_) => Op::Prefetch,
         }
     }
 
@@ -133,6 +137,7 @@ impl RequestRef<'_> {
             Self::ReturnPages(pages) => pages.len(),
             Self::Commit(commits) => commits.len(),
             Self::Retrieve(request) => request.keys.len(),
+            Self::Prefetch(request) => request.keys.len(),
             Self::Pin(pins) | Self::Unpin(pins) => pins.len(),
             Self::Locate(keys) | Self::Delete(keys) => keys.len(),
             _ => 0,
@@ -159,6 +164,8 @@ impl RequestRef<'_> {
                 put_u32(request.group, out);
                 out.push(request.prefix.into());
                 request.expect.put(out);
+                put_u32(request.wait_ms, out);
+                put_u64(request.expected_len, out);
                 put_count(request.keys.len(), out);
                 for (key, lease) in request.keys.iter().zip(&request.leases) {
                     key.put(out);
@@ -173,6 +180,13 @@ impl RequestRef<'_> {
                     key.put(out);
                 }
                 put_u32(*limit, out);
+            }
+            Self::Prefetch(request) => {
+                put_u32(request.group, out);
+                out.push(request.prefix.into());
+                put_u32(request.wait_ms, out);
+                put_u64(request.expected_len, out);
+                put_all(&request.keys, out);
             }
             Self::Stats | Self::Ping | Self::Leave => {}
         }
@@ -242,6 +256,7 @@ impl Request {
             Self::Stats => RequestRef::Stats,
             Self::Ping => RequestRef::Ping,
             Self::Leave => RequestRef::Leave,
+            Self::Prefetch(request) => RequestRef::Prefetch(request),
         }
     }
 
@@ -298,11 +313,12 @@ impl Request {
             Op::Stats => Self::Stats,
             Op::Ping => Self::Ping,
             Op::Leave => Self::Leave,
+            Op::Prefetch => Self::Prefetch(get_prefetch(reader)?),
         })
     }
 }
 
-fn get_retrieve(reader: &mut Reader<'_>) -> Result<Retrieve, DecodeError> {
+fn get_group(reader: &mut Reader<'_>) -> Result<u32, DecodeError> {
     let group = reader.u32("group size")?;
     if group == 0 {
         return Err(DecodeError::Value {
@@ -311,8 +327,25 @@ fn get_retrieve(reader: &mut Reader<'_>) -> Result<Retrieve, DecodeError> {
             expected: "at least 1",
         });
     }
+    Ok(group)
+}
+
+fn get_prefetch(reader: &mut Reader<'_>) -> Result<Prefetch, DecodeError> {
+    Ok(Prefetch {
+        group: get_group(reader)?,
+        prefix: reader.bool("mark of a prefix")?,
+        wait_ms: reader.u32("wait")?,
+        expected_len: reader.u64("expected length")?,
+        keys: get_all(reader, "keys to bring")?,
+    })
+}
+
+fn get_retrieve(reader: &mut Reader<'_>) -> Result<Retrieve, DecodeError> {
+    let group = get_group(reader)?;
     let prefix = reader.bool("mark of a prefix")?;
     let expect = Wire::get(reader)?;
+    let wait_ms = reader.u32("wait")?;
+    let expected_len = reader.u64("expected length")?;
     let count = reader.count(Key::MIN + ondol_shm::LeaseRef::MIN, "keys to retrieve")?;
     let mut keys = Vec::with_capacity(count);
     let mut leases = Vec::with_capacity(count);
@@ -326,5 +359,7 @@ fn get_retrieve(reader: &mut Reader<'_>) -> Result<Retrieve, DecodeError> {
         group,
         prefix,
         expect,
+        wait_ms,
+        expected_len,
     })
 }

@@ -129,6 +129,18 @@ impl Wire for u64 {
     }
 }
 
+impl Wire for bool {
+    const MIN: usize = 1;
+
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push((*self).into());
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        reader.bool("mark")
+    }
+}
+
 impl Wire for Key {
     const MIN: usize = 3;
 

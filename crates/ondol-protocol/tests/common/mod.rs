@@ -7,8 +7,8 @@ use ondol_protocol::wire::{
 use ondol_protocol::{
     Access, Breakdown, ClassStats, ClientId, ClientInfo, ClientStats, Commit, CommitOutcome,
     ControlError, DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, LayoutFingerprint, Listing,
-    ObjectInfo, ObjectMeta, Pin, PinOutcome, PoolStats, RefusedCommit, RegionInfo, Retrieve,
-    Retrieved, StaleReason,
+    ObjectInfo, ObjectMeta, Pin, PinOutcome, PoolStats, Prefetch, Prefetched, RefusedCommit,
+    RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_shm::{BackingId, Generation, LeaseRef, Location, PageId, RegionHandle};
 
@@ -196,6 +196,8 @@ fn requests() -> Vec<Request> {
             group: 3,
             prefix: true,
             expect: Some(layout()),
+            wait_ms: 2500,
+            expected_len: 65_536,
         }),
         Request::Locate(keys()),
         Request::Pin(pins()),
@@ -208,6 +210,13 @@ fn requests() -> Vec<Request> {
         Request::Stats,
         Request::Ping,
         Request::Leave,
+        Request::Prefetch(Prefetch {
+            keys: keys(),
+            group: 3,
+            prefix: true,
+            expected_len: 65_536,
+            wait_ms: 2500,
+        }),
     ]
 }
 
@@ -263,6 +272,7 @@ fn answers() -> Vec<Answer> {
         Answer::Retrieve(Retrieved {
             hits: hits.clone(),
             mismatches: 2,
+            pending: true,
         }),
         Answer::Locate(hits),
         Answer::Pin(vec![PinOutcome::Done, PinOutcome::Absent]),
@@ -312,9 +322,14 @@ fn answers() -> Vec<Answer> {
             retired: 0,
             policy: "lru".to_owned(),
             counters: [("ondol_examples_total".to_owned(), 3)].into(),
+            l2: None,
         })),
         Answer::Ping,
         Answer::Leave,
+        Answer::Prefetch(Prefetched {
+            found: vec![true, false, true],
+            pending: true,
+        }),
     ]
 }
 

@@ -38,6 +38,7 @@ pub(super) fn carry_out(
         Request::ReturnPages(pages) => Answer::ReturnPages(session.return_pages(&pages)?),
         Request::Commit(commits) => Answer::Commit(session.commit(&commits)?),
         Request::Retrieve(request) => Answer::Retrieve(session.retrieve(&request)?),
+        Request::Prefetch(request) => Answer::Prefetch(session.prefetch(&request)?),
         Request::Locate(keys) => Answer::Locate(session.locate(&keys)?),
         Request::Pin(keys) => Answer::Pin(session.pin(&keys)?),
         Request::Unpin(keys) => Answer::Unpin(session.unpin(&keys)?),

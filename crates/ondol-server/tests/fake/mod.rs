@@ -308,6 +308,7 @@ impl ControlPlane for FakeSession {
         Ok(Retrieved {
             hits,
             mismatches: 0,
+            pending: false,
         })
     }
 

@@ -116,6 +116,8 @@ impl L1 {
             group: 1,
             prefix: false,
             expect: None,
+            wait_ms: 0,
+            expected_len: 0,
         };
         self.directory.retrieve(CLIENT, &request).unwrap().hits[0].is_some()
     }
