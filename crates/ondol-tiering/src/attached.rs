@@ -82,6 +82,13 @@ impl AttachedBackends {
         self.0.read().active.clone()
     }
 
+    /// Whether an object that this backend has counts as safe: its contents outlive the server (`persist_enabled`), or those of no
+    /// backend do.
+    pub(crate) fn is_safe_in(&self, attached: &Attached) -> bool {
+        let persists = |backend: &Attached| backend.backend.spec().persist_enabled;
+        persists(attached) || !self.0.read().active.iter().any(|active| persists(active))
+    }
+
     /// Those that take no new work and are not unused yet.
     pub(crate) fn draining(&self) -> Vec<Draining> {
         self.0.read().draining.clone()

@@ -20,6 +20,8 @@ pub struct TieringConfig {
     pub store_timeout: Duration,
     /// How often a store that failed and may succeed later is tried again.
     pub store_retries: u32,
+    /// The pause before the first of these tries; it doubles each time, and varies by up to a half.
+    pub store_backoff: Duration,
     /// Failures in a row that open a backend's circuit breaker.
     pub breaker_failures: u32,
     /// How long an open breaker waits before it lets one store try.
@@ -67,6 +69,7 @@ impl Default for TieringConfig {
             store_in_flight_bytes: 256 << 20,
             store_timeout: Duration::from_secs(60),
             store_retries: 3,
+            store_backoff: Duration::from_millis(100),
             breaker_failures: 5,
             breaker_pause: Duration::from_secs(5),
             load_in_flight_bytes: 256 << 20,

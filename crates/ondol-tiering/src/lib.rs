@@ -12,6 +12,7 @@ mod error;
 mod evict;
 mod latch;
 mod memory;
+mod metrics;
 mod naming;
 mod prefetch;
 mod quota;

@@ -1,6 +1,6 @@
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The longest trailer of an object, in bytes.
 pub const MAX_TRAILER_BYTES: usize = 2048;
@@ -56,9 +56,33 @@ impl ObjectRef {
         self.body().len() + self.trailer.len()
     }
 
+    /// A watch that says whether anybody still holds this object, and holds it not.
+    pub fn watch(&self) -> ObjectWatch {
+        ObjectWatch(Arc::downgrade(&self.body))
+    }
+
     /// Both parts in one piece.
     pub fn to_vec(&self) -> Vec<u8> {
         [self.body(), self.trailer()].concat()
+    }
+}
+
+/// Says whether anybody still holds an [`ObjectRef`], or a clone of it.
+#[derive(Clone)]
+pub struct ObjectWatch(Weak<dyn AsRef<[u8]> + Send + Sync>);
+
+impl ObjectWatch {
+    /// Whether it is held.
+    pub fn is_held(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+impl fmt::Debug for ObjectWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectWatch")
+            .field("is_held", &self.is_held())
+            .finish()
     }
 }
 

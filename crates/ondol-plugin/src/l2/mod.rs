@@ -20,7 +20,7 @@ mod tests;
 
 pub use adapter::{EventFds, L2Adapter};
 pub use bitmap::Bitmap;
-pub use buffer::{MAX_TRAILER_BYTES, ObjectRef, PageMut, StoredTooLong};
+pub use buffer::{MAX_TRAILER_BYTES, ObjectRef, ObjectWatch, PageMut, StoredTooLong};
 pub use completion::{CompletionQueue, Completions, Ticket};
 pub use config::{AdapterConfig, ConfigClass, ConfigError};
 pub use connector::{

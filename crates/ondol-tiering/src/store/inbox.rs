@@ -6,6 +6,7 @@ use ondol_plugin::Key;
 use ondol_plugin::l2::{LookupResult, StoreResult};
 use parking_lot::{Condvar, Mutex};
 
+use super::walk::STEP_KEYS;
 use crate::StoreOverflow;
 
 /// An object that waits to be stored. It is not leased while it waits.
@@ -81,8 +82,6 @@ pub(super) struct For {
 pub(super) struct Work {
     pub(super) finished: Vec<Finished>,
     pub(super) batch: Vec<Waiting>,
-    /// Objects that still wait.
-    pub(super) left: usize,
     pub(super) order: Order,
 }
 
@@ -156,12 +155,27 @@ impl Inbox {
     }
 
     /// Objects that the walk found; those that find no room come back.
-    pub(super) fn found(&self, objects: Vec<Waiting>) -> Vec<Waiting> {
+    pub(super) fn found(
+        &self,
+        objects: Vec<Waiting>,
+        queued: &mut dyn FnMut(&Waiting),
+    ) -> Vec<Waiting> {
         let mut state = self.state.lock();
         let room = self.limit.saturating_sub(state.elsewhere + state.waiting.len());
         let mut objects = objects.into_iter();
-        state.waiting.extend(objects.by_ref().take(room));
+        let taken = objects.by_ref().take(room).inspect(|it| queued(it));
+        state.waiting.extend(taken);
         objects.collect()
+    }
+
+    /// Whether so little waits that the walk may add to it.
+    pub(super) fn has_room_for_walk(&self) -> bool {
+        let waiting = self.len();
+        waiting <= STEP_KEYS && waiting < self.limit
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.lock().waiting.is_empty()
     }
 
     /// A task has an outcome.
@@ -204,17 +218,22 @@ impl Inbox {
         state.waiting.len() + state.elsewhere
     }
 
-    /// What there is to do, waited for until `until`. `elsewhere` objects wait that are not here.
-    pub(super) fn next(&self, can: For, elsewhere: usize, until: Option<Instant>) -> Work {
+    /// What there is to do, waited for until `until`. The thread has heard the order `heard`, and `elsewhere` objects wait that are
+    /// not here.
+    pub(super) fn next(
+        &self,
+        can: For,
+        heard: Order,
+        elsewhere: usize,
+        until: Option<Instant>,
+    ) -> Work {
         let mut state = self.state.lock();
         state.elsewhere = elsewhere;
-        let asked_under = state.order;
         loop {
             let has_work = !state.finished.is_empty()
                 || (can.objects > 0 && can.fits(state.waiting.front()))
                 || (can.walk && state.walk_wanted)
-                || state.order != asked_under
-                || state.order == Order::Stop;
+                || state.order != heard;
             if has_work {
                 break;
             }
@@ -250,7 +269,6 @@ impl Inbox {
             bytes += next.len;
             work.batch.push(next);
         }
-        work.left = state.waiting.len();
         work
     }
 
