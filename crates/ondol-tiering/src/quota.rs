@@ -11,7 +11,12 @@ use serde::{Deserialize, Serialize};
 /// LMCache's isolated eviction takes such a salt's limit for 0 and evicts all it has: a default limit of 0 does the same
 /// here.
 #[derive(Default)]
-pub struct Quotas(RwLock<QuotaTable>);
+pub struct Quotas {
+    table: RwLock<QuotaTable>,
+    listeners: RwLock<Vec<Listener>>,
+}
+
+type Listener = Box<dyn Fn() + Send + Sync>;
 
 /// All quotas, as they can be kept in a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,50 +31,70 @@ pub struct QuotaTable {
 impl Quotas {
     /// Gives a salt a quota in bytes, in place of the one that it had. 0 is a quota: nothing of the salt may stay.
     pub fn set_quota(&self, salt: &str, bytes: u64) {
-        self.0.write().quotas.insert(salt.to_owned(), bytes);
+        self.table.write().quotas.insert(salt.to_owned(), bytes);
+        self.changed();
     }
 
     /// Takes a salt's own quota away; whether it had one.
     pub fn delete_quota(&self, salt: &str) -> bool {
-        self.0.write().quotas.remove(salt).is_some()
+        let had = self.table.write().quotas.remove(salt).is_some();
+        self.changed();
+        had
     }
 
     /// Whether a salt has a quota of its own.
     pub fn has_quota(&self, salt: &str) -> bool {
-        self.0.read().quotas.contains_key(salt)
+        self.table.read().quotas.contains_key(salt)
     }
 
     /// Salts that have a quota of their own, with its bytes, by name.
     pub fn list_quotas(&self) -> Vec<(String, u64)> {
-        let table = self.0.read();
+        let table = self.table.read();
         let quotas = table.quotas.iter();
         quotas.map(|(salt, bytes)| (salt.clone(), *bytes)).collect()
     }
 
     /// Sets the limit in bytes of all salts that have no quota of their own; `None` is no limit.
     pub fn set_default_limit(&self, bytes: Option<u64>) {
-        self.0.write().default_limit = bytes;
+        self.table.write().default_limit = bytes;
+        self.changed();
     }
 
     /// The limit in bytes of a salt that has no quota of its own; `None` is no limit.
     pub fn default_limit(&self) -> Option<u64> {
-        self.0.read().default_limit
+        self.table.read().default_limit
     }
 
     /// The limit of a salt in bytes: its own, else the default, else none.
     pub fn limit(&self, salt: &str) -> Option<u64> {
-        let table = self.0.read();
+        let table = self.table.read();
         table.quotas.get(salt).copied().or(table.default_limit)
     }
 
     /// Everything that was set.
     pub fn capture(&self) -> QuotaTable {
-        self.0.read().clone()
+        self.table.read().clone()
     }
 
     /// Sets everything anew, in place of what was set.
     pub fn restore(&self, table: QuotaTable) {
-        *self.0.write() = table;
+        *self.table.write() = table;
+        self.changed();
+    }
+
+    /// Whether any salt may have a limit.
+    pub(crate) fn has_any(&self) -> bool {
+        let table = self.table.read();
+        table.default_limit.is_some() || !table.quotas.is_empty()
+    }
+
+    /// Calls `listener` after every change.
+    pub(crate) fn on_change(&self, listener: impl Fn() + Send + Sync + 'static) {
+        self.listeners.write().push(Box::new(listener));
+    }
+
+    fn changed(&self) {
+        self.listeners.read().iter().for_each(|listener| listener());
     }
 }
 
@@ -81,7 +106,7 @@ impl SaltLimits for Quotas {
 
 impl fmt::Debug for Quotas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.read().fmt(f)
+        self.table.read().fmt(f)
     }
 }
 

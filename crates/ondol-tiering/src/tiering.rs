@@ -1,45 +1,138 @@
-use std::io;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use ondol_host::l2::Backend;
+use ondol_host::l2::{Backend, BackendHealth};
 use ondol_plugin::Key;
-use ondol_plugin::l2::CloseReport;
-use ondol_protocol::L2Stats;
+use ondol_plugin::l2::{CloseReport, Health};
+use ondol_protocol::{BackendStats, L2Stats};
+use parking_lot::Mutex;
 
 use crate::attached::AttachedBackends;
+use crate::error::TieringError;
+use crate::evict::EvictController;
 use crate::prefetch::PrefetchController;
+use crate::store::StoreController;
 use crate::{Memory, Prefetch, PrefetchRequest, Quotas, TieringConfig};
 
 /// The storage tier: backends and the controllers that move objects.
-#[derive(Debug)]
 pub struct Tiering {
+    attached: Arc<AttachedBackends>,
+    store: StoreController,
     prefetch: PrefetchController,
+    evict: EvictController,
     quotas: Arc<Quotas>,
+    config: Arc<TieringConfig>,
+    /// Held while the set of backends changes.
+    closed: Mutex<bool>,
 }
 
 impl Tiering {
     /// Starts the controllers.
     ///
     /// # Errors
-    /// If the system has no thread left.
+    /// If a backend's `serde` or `eviction` cannot be used, or the system has no thread left.
     pub fn start(
         memory: Arc<Memory>,
         backends: Vec<Arc<Backend>>,
         config: TieringConfig,
-    ) -> io::Result<Arc<Self>> {
-        let _ = backends;
+    ) -> Result<Arc<Self>, TieringError> {
         let attached: Arc<AttachedBackends> = Arc::default();
         let config = Arc::new(config);
-        Ok(Arc::new(Self {
-            prefetch: PrefetchController::start(memory, attached, config)?,
-            quotas: Arc::default(),
-        }))
+        let quotas: Arc<Quotas> = Arc::default();
+        let tiering = Arc::new(Self {
+            store: StoreController::new(
+                Arc::clone(&memory),
+                Arc::clone(&attached),
+                Arc::clone(&config),
+            ),
+            prefetch: PrefetchController::start(
+                memory,
+                Arc::clone(&attached),
+                Arc::clone(&config),
+            )?,
+            evict: EvictController::new(Arc::clone(&quotas)),
+            attached,
+            quotas,
+            config,
+            closed: Mutex::new(false),
+        });
+        for backend in backends {
+            tiering.add_backend(backend)?;
+        }
+        Ok(tiering)
     }
 
-    /// Hears that objects were committed; returns at once.
+    /// Takes a backend into use, behind all others; its number. What memory has is stored there as well.
+    ///
+    /// # Errors
+    /// If its `serde` or `eviction` cannot be used, the system has no thread left, or this is closed. Then the backend is not in
+    /// use, and still open.
+    pub fn add_backend(&self, backend: Arc<Backend>) -> Result<u64, TieringError> {
+        let closed = self.closed.lock();
+        if *closed {
+            return Err(TieringError::Closed);
+        }
+        let attached = self.attached.attach(backend)?;
+        let id = attached.id;
+        let added = self.evict.add(&attached);
+        if let Err(error) = added.and_then(|()| self.store.add(attached)) {
+            self.evict.drain(id);
+            if self.attached.drain(id).is_ok() {
+                self.attached.forget(id);
+            }
+            return Err(error.into());
+        }
+        Ok(id)
+    }
+
+    /// Takes a backend out of use and closes it: it gets no new work from now on, and is closed once every store, load and lock of
+    /// it has ended.
+    ///
+    /// # Errors
+    /// [`TieringError::UnknownBackend`]; [`TieringError::StillInUse`] after `timeout`, and then it stays draining: asked again, this
+    /// waits on.
+    pub fn drain_backend(&self, id: u64, timeout: Duration) -> Result<CloseReport, TieringError> {
+        let until = Instant::now() + timeout;
+        let draining = {
+            let closed = self.closed.lock();
+            if *closed {
+                return Err(TieringError::Closed);
+            }
+            let draining = self.attached.drain(id)?;
+            self.store.drain(id);
+            self.evict.drain(id);
+            draining
+        };
+        if !draining.wait_until_unused(until) {
+            return Err(TieringError::StillInUse {
+                backend: draining.backend.name().to_owned(),
+                waited: timeout,
+            });
+        }
+        let report = draining.backend.close(time_left(until));
+        self.attached.forget(id);
+        Ok(report)
+    }
+
+    /// The numbers of the backends in use, in the order of their priority, with their names.
+    pub fn backends(&self) -> Vec<(u64, String)> {
+        let active = self.attached.active().into_iter();
+        active
+            .map(|attached| (attached.id, attached.backend.name().to_owned()))
+            .collect()
+    }
+
+    /// Hears that objects were committed in memory, of so many bytes each; returns at once.
     pub fn committed(&self, objects: &[(Key, u64)]) {
-        let _ = objects;
+        self.store.committed(objects);
+    }
+
+    /// Hears that objects in memory were used; returns at once. It matters only where objects are stored after more than one use.
+    pub fn used(&self, keys: &[Key]) {
+        self.store.used(keys);
     }
 
     /// Brings objects into memory.
@@ -54,12 +147,111 @@ impl Tiering {
 
     /// Figures.
     pub fn stats(&self) -> L2Stats {
-        L2Stats::default()
+        let mut stats = L2Stats {
+            store_queue_limit: self.config.store_queue as u64,
+            ..L2Stats::default()
+        };
+        let mut totals: BTreeMap<String, u64> = BTreeMap::new();
+        for attached in self.attached.active() {
+            let store = self.store.figures(attached.id);
+            let mut backend = backend_stats(&attached.backend);
+            backend.breaker_open = store.breaker_open;
+            let evict = self.evict.counters(attached.id);
+            for (name, count) in store.counters.into_iter().chain(evict) {
+                backend.counters.insert(name.to_owned(), count);
+                *totals.entry(name.to_owned()).or_default() += count;
+            }
+            // An object waits as long as any backend has it before it.
+            stats.store_queue = stats.store_queue.max(store.waiting);
+            stats.captive_bytes += store.captive_bytes;
+            stats.backends.push(backend);
+        }
+        for draining in self.attached.draining() {
+            let mut backend = backend_stats(&draining.backend);
+            backend.draining = true;
+            stats.backends.push(backend);
+        }
+        for (name, count) in self.store.counters() {
+            totals.insert(name.to_owned(), count);
+        }
+        stats.counters = totals;
+        stats
     }
 
-    /// Stops the controllers, lets stores that wait finish, and closes the backends.
+    /// Stops the controllers and closes the backends. Objects that wait are stored for up to half of `deadline`; those that are
+    /// left then are found by the next start, if memory keeps them. After this neither memory nor a backend is called any more.
     pub fn close(&self, deadline: Duration) -> CloseReport {
-        let _ = deadline;
-        CloseReport::default()
+        let now = Instant::now();
+        let until = now + deadline;
+        if std::mem::replace(&mut *self.closed.lock(), true) {
+            return CloseReport::default();
+        }
+        let left = self.store.finish(now + deadline / 2);
+        if left > 0 {
+            tracing::warn!(objects = left, "objects were not stored before the end");
+        }
+        let controllers = now + deadline / 4 * 3;
+        let stopped = self.store.stop(controllers) & self.evict.stop(controllers);
+        if !stopped {
+            tracing::warn!("a thread of the storage tier still waits for a backend");
+        }
+        let active = self.attached.active().into_iter();
+        let mut backends: Vec<_> = active.map(|it| Arc::clone(&it.backend)).collect();
+        backends.extend(self.attached.draining().into_iter().map(|it| it.backend));
+        // All at once, so that one that hangs takes no time from the others.
+        let reports: Vec<_> = thread::scope(|scope| {
+            let close = |backend: &Arc<Backend>| backend.close(time_left(until)).abandoned;
+            let threads: Vec<_> = backends
+                .iter()
+                .map(|backend| scope.spawn(move || close(backend)))
+                .collect();
+            threads
+                .into_iter()
+                .map(thread::ScopedJoinHandle::join)
+                .collect()
+        });
+        CloseReport {
+            abandoned: reports.into_iter().map(Result::unwrap_or_default).sum(),
+        }
+    }
+}
+
+fn time_left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
+}
+
+fn backend_stats(backend: &Backend) -> BackendStats {
+    let status = backend.status();
+    let usage = backend.usage();
+    let adapter = status.adapter;
+    let (health, reason) = match (status.health, adapter.health) {
+        (BackendHealth::Quarantined, _) => ("quarantined", status.reason),
+        (_, Health::Failed) => ("failed", adapter.reason),
+        (BackendHealth::Degraded, _) => ("degraded", status.reason),
+        (_, Health::Degraded) => ("degraded", adapter.reason),
+        _ => ("healthy", None),
+    };
+    BackendStats {
+        name: backend.name().to_owned(),
+        type_name: backend.spec().type_name.clone(),
+        health: health.to_owned(),
+        reason,
+        used_bytes: usage.used_bytes,
+        capacity_bytes: usage.capacity_bytes,
+        objects: usage.objects,
+        is_complete: usage.is_complete,
+        bytes_by_salt: usage.bytes_by_salt,
+        tasks: status.tasks,
+        captive_tasks: status.captive_tasks,
+        figures: adapter.figures.into_iter().collect(),
+        ..BackendStats::default()
+    }
+}
+
+impl fmt::Debug for Tiering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tiering")
+            .field("backends", &self.backends())
+            .finish_non_exhaustive()
     }
 }

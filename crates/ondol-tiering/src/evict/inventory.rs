@@ -137,7 +137,10 @@ mod tests {
             inventory.insert(key(n, ""), len);
         }
         assert_eq!(names(&inventory.choose(bytes(100), 10, |_| false)), [1]);
-        assert_eq!(names(&inventory.choose(bytes(102), 10, |_| false)), [1, 2, 3]);
+        assert_eq!(
+            names(&inventory.choose(bytes(102), 10, |_| false)),
+            [1, 2, 3]
+        );
         assert_eq!(names(&inventory.choose(bytes(102), 2, |_| false)), [1, 2]);
         inventory.accessed(&key(1, ""));
         assert_eq!(names(&inventory.choose(bytes(3), 10, |_| false)), [2, 3, 4]);

@@ -15,10 +15,10 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::Quotas;
 use crate::attached::Attached;
 use crate::latch::{self, Latch};
 use crate::metrics::EvictCounters;
-use crate::Quotas;
 
 pub(crate) use reports::Reports;
 use thread::EvictThread;

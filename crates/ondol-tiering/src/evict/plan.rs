@@ -90,7 +90,9 @@ mod tests {
     }
 
     fn usage(used_bytes: u64, by_salt: &[(&str, u64)]) -> Usage {
-        let by_salt = by_salt.iter().map(|(salt, bytes)| ((*salt).to_owned(), *bytes));
+        let by_salt = by_salt
+            .iter()
+            .map(|(salt, bytes)| ((*salt).to_owned(), *bytes));
         Usage {
             used_bytes,
             capacity_bytes: Some(1000),
@@ -103,8 +105,7 @@ mod tests {
     fn eviction_begins_at_the_watermark_and_ends_a_part_below() {
         let quotas = Quotas::default();
         let mut target = None;
-        let mut bytes =
-            |used| Plan::new(&usage(used, &[]), &spec(), &quotas, &mut target).bytes;
+        let mut bytes = |used| Plan::new(&usage(used, &[]), &spec(), &quotas, &mut target).bytes;
         assert_eq!(bytes(799), 0);
         assert_eq!(bytes(800), 160, "800 - (800 - 160)");
         assert_eq!(bytes(700), 60, "it goes on below the watermark");

@@ -238,14 +238,11 @@ impl EvictThread {
             let before = usage.used_bytes;
             usage = self.usage();
             // A backend whose usage lags would lose everything otherwise.
-            if self.works.at.is_some()
-                || usage.used_bytes >= before
-                || self.reports.is_filling()
-            {
+            if self.works.at.is_some() || usage.used_bytes >= before || self.reports.is_filling() {
                 break;
             }
         }
-        let any_quota = self.quotas.default_limit().is_some() || self.quotas.has_any();
+        let any_quota = self.quotas.has_any();
         let headroom = plan::headroom(&usage, &self.reports.spec);
         self.reports.wake_after(headroom, any_quota);
         Ok(())

@@ -153,7 +153,9 @@ mod tests {
         let Some(admission) = Admission::after(4, 1) else {
             panic!("4 uses are counted");
         };
-        (0..3).for_each(|_| drop(used(&admission, 7)));
+        for _ in 0..3 {
+            used(&admission, 7);
+        }
         admission.sketch.lock().until_ageing = 1;
         used(&admission, 8);
         assert_eq!(used(&admission, 7), Use::TooFew, "3 became 1");

@@ -161,7 +161,9 @@ impl Inbox {
         queued: &mut dyn FnMut(&Waiting),
     ) -> Vec<Waiting> {
         let mut state = self.state.lock();
-        let room = self.limit.saturating_sub(state.elsewhere + state.waiting.len());
+        let room = self
+            .limit
+            .saturating_sub(state.elsewhere + state.waiting.len());
         let mut objects = objects.into_iter();
         let taken = objects.by_ref().take(room).inspect(|it| queued(it));
         state.waiting.extend(taken);

@@ -273,9 +273,8 @@ impl Shared {
         };
         let settled = outstanding.done(keys);
         // A walk may find that a backend lacks them.
-        let walks = |lane: &Lane| {
-            lane.inbox.is_walk_wanted() || lane.shown.walking.load(Ordering::Relaxed)
-        };
+        let walks =
+            |lane: &Lane| lane.inbox.is_walk_wanted() || lane.shown.walking.load(Ordering::Relaxed);
         if settled.is_empty() || self.lanes.read().iter().any(walks) {
             return;
         }

@@ -80,7 +80,11 @@ impl StoreThread {
             }
             let room = self.room(now);
             let again = self.take_ready(room);
-            let mut can = if again.is_empty() { room } else { For::default() };
+            let mut can = if again.is_empty() {
+                room
+            } else {
+                For::default()
+            };
             can.walk = order == Order::Serve && self.may_begin_walk(now);
             let until = if again.is_empty() {
                 self.wake_at(order, now)
@@ -486,8 +490,13 @@ impl StoreThread {
             return;
         };
         let error = match result {
-            Ok(LookupResult { error: None, found, sizes }) => {
-                let found_names: Vec<ObjectKey> = found.gather(&names).into_iter().cloned().collect();
+            Ok(LookupResult {
+                error: None,
+                found,
+                sizes,
+            }) => {
+                let found_names: Vec<ObjectKey> =
+                    found.gather(&names).into_iter().cloned().collect();
                 let found_keys: Vec<Key> = found.gather(&keys).into_iter().cloned().collect();
                 if !found_names.is_empty() {
                     self.attached.backend.unlock(found_names);
@@ -504,7 +513,9 @@ impl StoreThread {
                 self.queue_lacking(absent.map(|(_, key)| key).collect(), from);
                 return;
             }
-            Ok(LookupResult { error: Some(error), .. }) => error,
+            Ok(LookupResult {
+                error: Some(error), ..
+            }) => error,
             Err(error) => error.to_string(),
         };
         let backend = self.attached.backend.name();
@@ -522,8 +533,13 @@ impl StoreThread {
             outstanding.add(lacking.iter().map(|it| &it.key), 1);
         }
         let mut last = from;
-        let left = self.inbox.found(lacking, &mut |queued| last = Some(queued.key.clone()));
-        self.shown.counters.walk_queued.add((queued - left.len()) as u64);
+        let left = self
+            .inbox
+            .found(lacking, &mut |queued| last = Some(queued.key.clone()));
+        self.shown
+            .counters
+            .walk_queued
+            .add((queued - left.len()) as u64);
         if !left.is_empty() {
             self.walk.after = last;
             if let Some(outstanding) = &self.shared.outstanding {
