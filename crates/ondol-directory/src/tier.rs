@@ -136,16 +136,25 @@ impl Directory {
     /// The visible objects of one part of the directory that are not known to be in a backend, with their lengths; `None`
     /// behind the last part. All parts together are all objects.
     pub fn unstored_part(&self, part: usize) -> Option<Vec<(Key, u64)>> {
+        self.part_of(part, |entry| !entry.is_stored())
+    }
+
+    /// The visible objects of one part of the directory, with their lengths; `None` behind the last part.
+    pub fn part(&self, part: usize) -> Option<Vec<(Key, u64)>> {
+        self.part_of(part, |_| true)
+    }
+
+    fn part_of(&self, part: usize, wanted: fn(&Entry) -> bool) -> Option<Vec<(Key, u64)>> {
         if part == 0 {
             self.load_all();
         }
-        let mut unstored = Vec::new();
+        let mut objects = Vec::new();
         self.shards.for_each_of(part, |entry| {
-            if !entry.is_stored() {
-                unstored.push((entry.key.clone(), entry.location.len));
+            if wanted(entry) {
+                objects.push((entry.key.clone(), entry.location.len));
             }
         })?;
-        Some(unstored)
+        Some(objects)
     }
 
     /// Grants `count` pages of `stride` bytes, or as many as can be freed.

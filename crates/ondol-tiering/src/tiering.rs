@@ -154,7 +154,7 @@ impl Tiering {
         let mut totals: BTreeMap<String, u64> = BTreeMap::new();
         for attached in self.attached.active() {
             let store = self.store.figures(attached.id);
-            let mut backend = backend_stats(&attached.backend);
+            let mut backend = backend_stats(&attached.backend, &mut stats.captive_bytes);
             backend.breaker_open = store.breaker_open;
             let evict = self.evict.counters(attached.id);
             for (name, count) in store.counters.into_iter().chain(evict) {
@@ -163,11 +163,10 @@ impl Tiering {
             }
             // An object waits as long as any backend has it before it.
             stats.store_queue = stats.store_queue.max(store.waiting);
-            stats.captive_bytes += store.captive_bytes;
             stats.backends.push(backend);
         }
         for draining in self.attached.draining() {
-            let mut backend = backend_stats(&draining.backend);
+            let mut backend = backend_stats(&draining.backend, &mut stats.captive_bytes);
             backend.draining = true;
             stats.backends.push(backend);
         }
@@ -220,22 +219,22 @@ fn time_left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now())
 }
 
-fn backend_stats(backend: &Backend) -> BackendStats {
+fn backend_stats(backend: &Backend, captive_bytes: &mut u64) -> BackendStats {
     let status = backend.status();
+    *captive_bytes += status.captive_bytes;
     let usage = backend.usage();
     let adapter = status.adapter;
-    let (health, reason) = match (status.health, adapter.health) {
-        (BackendHealth::Quarantined, _) => ("quarantined", status.reason),
-        (_, Health::Failed) => ("failed", adapter.reason),
-        (BackendHealth::Degraded, _) => ("degraded", status.reason),
-        (_, Health::Degraded) => ("degraded", adapter.reason),
-        _ => ("healthy", None),
+    let health = match status.health {
+        BackendHealth::Quarantined => "quarantined",
+        _ if adapter.health == Health::Failed => "failed",
+        BackendHealth::Degraded => "degraded",
+        _ => "healthy",
     };
     BackendStats {
         name: backend.name().to_owned(),
         type_name: backend.spec().type_name.clone(),
         health: health.to_owned(),
-        reason,
+        reason: status.reason,
         used_bytes: usage.used_bytes,
         capacity_bytes: usage.capacity_bytes,
         objects: usage.objects,

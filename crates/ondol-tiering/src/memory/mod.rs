@@ -308,6 +308,11 @@ impl Memory {
         self.directory.unstored_part(part)
     }
 
+    /// The objects of one part of the memory, as [`unstored_part`](Self::unstored_part) gives those that are not safe.
+    pub fn part(&self, part: usize) -> Option<Vec<(Key, u64)>> {
+        self.directory.part(part)
+    }
+
     /// Removes objects unless somebody holds them; how many.
     pub fn evict(&self, keys: &[Key]) -> u64 {
         self.directory.let_go(keys).unwrap_or_else(|error| {

@@ -154,20 +154,18 @@ impl Inbox {
         offered
     }
 
-    /// Objects that the walk found; those that find no room come back.
-    pub(super) fn found(
-        &self,
-        objects: Vec<Waiting>,
-        queued: &mut dyn FnMut(&Waiting),
-    ) -> Vec<Waiting> {
+    /// Objects that the walk found; how many of them, the last ones, found no room.
+    pub(super) fn found(&self, objects: &[(Key, u64)]) -> usize {
         let mut state = self.state.lock();
         let room = self
             .limit
             .saturating_sub(state.elsewhere + state.waiting.len());
-        let mut objects = objects.into_iter();
-        let taken = objects.by_ref().take(room).inspect(|it| queued(it));
-        state.waiting.extend(taken);
-        objects.collect()
+        let taken = &objects[..objects.len().min(room)];
+        let taken = taken.iter().cloned();
+        state
+            .waiting
+            .extend(taken.map(|(key, len)| Waiting::new(key, len)));
+        objects.len().saturating_sub(room)
     }
 
     /// Whether so little waits that the walk may add to it.

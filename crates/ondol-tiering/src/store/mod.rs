@@ -64,7 +64,6 @@ struct Lane {
 struct Shown {
     breaker_open: AtomicBool,
     walking: AtomicBool,
-    captive_bytes: AtomicU64,
     counters: StoreCounters,
 }
 
@@ -73,7 +72,6 @@ struct Shown {
 pub(crate) struct StoreFigures {
     pub(crate) waiting: u64,
     pub(crate) breaker_open: bool,
-    pub(crate) captive_bytes: u64,
     pub(crate) counters: Vec<(&'static str, u64)>,
 }
 
@@ -105,7 +103,6 @@ impl StoreController {
         let shown = Arc::new(Shown {
             breaker_open: AtomicBool::new(false),
             walking: AtomicBool::new(false),
-            captive_bytes: AtomicU64::new(0),
             counters: StoreCounters::new(),
         });
         let backend = attached.id;
@@ -201,7 +198,6 @@ impl StoreController {
         StoreFigures {
             waiting: lane.inbox.len() as u64,
             breaker_open: lane.shown.breaker_open.load(Ordering::Relaxed),
-            captive_bytes: lane.shown.captive_bytes.load(Ordering::Relaxed),
             counters: counters
                 .map(|counter| (counter.metric().name, counter.get()))
                 .collect(),

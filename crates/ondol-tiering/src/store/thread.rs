@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ondol_catalog::failpoint;
 use ondol_host::l2::TaskError;
 use ondol_plugin::Key;
-use ondol_plugin::l2::{LookupResult, ObjectKey, StoreItem, StoreResult};
+use ondol_plugin::l2::{LookupResult, StoreItem, StoreResult};
 
 use super::batch::{Batch, Captive, InFlight, Submitted};
 use super::breaker::{Breaker, Permit};
@@ -107,7 +107,7 @@ impl StoreThread {
                     }
                     continue;
                 }
-                Order::Finish => self.walk.end_unless_asked(),
+                Order::Finish => self.walk.end(),
                 Order::Serve => {}
             }
             self.submit(if again.is_empty() { work.batch } else { again });
@@ -206,10 +206,10 @@ impl StoreThread {
         let mut batch = Batch::default();
         let mut items = Vec::with_capacity(keys.len());
         let mut out = Vec::new();
+        let mut unleased = Vec::new();
         for ((waiting, key), lease) in waiting.into_iter().zip(keys).zip(leases) {
             let Some(lease) = lease else {
-                counters.gone.increment();
-                out.push(key);
+                unleased.push((key, waiting));
                 continue;
             };
             let name = object_key(&key);
@@ -237,6 +237,7 @@ impl StoreThread {
             items.push(StoreItem { key: name, object });
         }
         self.let_go(&out);
+        self.not_leased(unleased);
         if items.is_empty() {
             return;
         }
@@ -251,6 +252,33 @@ impl StoreThread {
         let done = move |result| inbox.finished(Finished::Store(number, result));
         self.attached.backend.store(items, timeout, done);
         failpoint!("store.submitted");
+    }
+
+    /// Objects that were not leased: most likely they have left memory; if not, the tier has too many leases now.
+    fn not_leased(&mut self, objects: Vec<(Key, Waiting)>) {
+        if objects.is_empty() {
+            return;
+        }
+        let (keys, objects): (Vec<_>, Vec<_>) = objects.into_iter().unzip();
+        let there = self.shared.memory.contains(&keys);
+        let mut gone = Vec::new();
+        for (at, (key, mut waiting)) in keys.into_iter().zip(objects).enumerate() {
+            if there.test(at) {
+                waiting.attempts += 1;
+                if waiting.attempts > self.shared.config.store_retries {
+                    self.shown.counters.given_up.increment();
+                    self.inbox.want_walk();
+                    self.let_go(&[key]);
+                    continue;
+                }
+                let pause = self.retries.pause(waiting.attempts);
+                self.retries.push(Instant::now() + pause, waiting);
+            } else {
+                gone.push(key);
+            }
+        }
+        self.shown.counters.gone.add(gone.len() as u64);
+        self.let_go(&gone);
     }
 
     fn finished(&mut self, finished: Finished) {
@@ -345,7 +373,6 @@ impl StoreThread {
                 self.released(captive);
             }
         }
-        self.show_captives();
     }
 
     /// Tries objects again that an adapter has let go of at last.
@@ -358,12 +385,6 @@ impl StoreThread {
             .partition(|captive| captive.watch.is_held());
         self.captive = held;
         free.into_iter().for_each(|captive| self.released(captive));
-        self.show_captives();
-    }
-
-    fn show_captives(&self) {
-        let bytes = self.captive.iter().map(|captive| captive.waiting.len).sum();
-        self.shown.captive_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// An object that was not stored and that nobody reads any more: it is tried again, or given up.
@@ -445,24 +466,30 @@ impl StoreThread {
         if !self.may_walk(now) || !self.walk.is_due(now) {
             return;
         }
-        let from = self.walk.after.clone();
-        let keys = self.shared.memory.list(from.as_ref(), STEP_KEYS);
-        let Some(last) = keys.last() else {
-            self.walk.end();
-            self.shown.walking.store(false, Ordering::Relaxed);
-            self.shown.counters.walks.increment();
-            return;
-        };
-        self.walk.after = Some(last.clone());
-        let keys = self.lacking(keys);
-        if keys.is_empty() {
+        self.walk.not_before = None;
+        if self.walk.rest.is_empty() {
+            let Some(part) = self.part(self.walk.next_part) else {
+                self.walk.end();
+                self.shown.walking.store(false, Ordering::Relaxed);
+                self.shown.counters.walks.increment();
+                return;
+            };
+            self.walk.next_part += 1;
+            self.walk.rest = part.into();
+        }
+        let step = self.walk.rest.len().min(STEP_KEYS);
+        let mut objects: Vec<_> = self.walk.rest.drain(..step).collect();
+        let admission = self.shared.admission.as_ref();
+        objects.retain(|(key, _)| {
+            !self.busy.contains(key) && admission.is_none_or(|it| it.is_admitted(key))
+        });
+        if objects.is_empty() {
             return;
         }
-        let names: Vec<_> = keys.iter().map(object_key).collect();
+        let names: Vec<_> = objects.iter().map(|(key, _)| object_key(key)).collect();
         self.walk.asked = Some(Asked {
-            keys,
+            objects,
             names: names.clone(),
-            from,
         });
         let inbox = Arc::clone(&self.inbox);
         let timeout = self.shared.config.lookup_timeout;
@@ -470,23 +497,19 @@ impl StoreThread {
         self.attached.backend.lookup(names, timeout, done);
     }
 
-    /// Those of these objects that the backend may lack and is to have.
-    fn lacking(&self, mut keys: Vec<Key>) -> Vec<Key> {
+    /// Objects of a part of the memory that the backend may lack.
+    fn part(&self, part: usize) -> Option<Vec<(Key, u64)>> {
         // If there was never another backend, it is known what is stored here.
         if self.shared.added.load(Ordering::Relaxed) == 1 {
-            let unstored = self.shared.memory.unstored(&keys);
-            keys = unstored.gather(&keys).into_iter().cloned().collect();
+            self.shared.memory.unstored_part(part)
+        } else {
+            self.shared.memory.part(part)
         }
-        let admission = self.shared.admission.as_ref();
-        keys.retain(|key| {
-            !self.busy.contains(key) && admission.is_none_or(|it| it.is_admitted(key))
-        });
-        keys
     }
 
     /// The backend has answered a step of the walk.
     fn looked_up(&mut self, result: Result<LookupResult, TaskError>) {
-        let Some(Asked { keys, names, from }) = self.walk.asked.take() else {
+        let Some(Asked { objects, names }) = self.walk.asked.take() else {
             return;
         };
         let error = match result {
@@ -495,22 +518,24 @@ impl StoreThread {
                 found,
                 sizes,
             }) => {
-                let found_names: Vec<ObjectKey> =
-                    found.gather(&names).into_iter().cloned().collect();
-                let found_keys: Vec<Key> = found.gather(&keys).into_iter().cloned().collect();
-                if !found_names.is_empty() {
-                    self.attached.backend.unlock(found_names);
-                    self.mark_stored(&found_keys);
-                    if let Some(evictions) = &self.attached.evictions {
-                        let sizes = found.ones().map(|at| sizes.get(at).copied().unwrap_or(0));
-                        evictions.stored(found.gather(&names).into_iter().zip(sizes));
-                    }
-                    self.shown.counters.walk_found.add(found_keys.len() as u64);
-                    self.shared.settle(found_keys.iter());
+                let found_names: Vec<_> = found.gather(&names).into_iter().cloned().collect();
+                if let Some(evictions) = &self.attached.evictions {
+                    let sizes = found.ones().map(|at| sizes.get(at).copied().unwrap_or(0));
+                    evictions.stored(found_names.iter().zip(sizes));
                 }
-                let absent = keys.into_iter().enumerate();
-                let absent = absent.filter(|(at, _)| !found.test(*at));
-                self.queue_lacking(absent.map(|(_, key)| key).collect(), from);
+                let (found, lacking): (Vec<_>, Vec<_>) = objects
+                    .into_iter()
+                    .enumerate()
+                    .partition(|(at, _)| found.test(*at));
+                let found: Vec<_> = found.into_iter().map(|(_, (key, _))| key).collect();
+                if !found.is_empty() {
+                    self.attached.backend.unlock(found_names);
+                    self.mark_stored(&found);
+                    self.shown.counters.walk_found.add(found.len() as u64);
+                    self.shared.settle(found.iter());
+                }
+                let lacking = lacking.into_iter().map(|(_, object)| object);
+                self.queue_lacking(lacking.collect());
                 return;
             }
             Ok(LookupResult {
@@ -520,31 +545,22 @@ impl StoreThread {
         };
         let backend = self.attached.backend.name();
         tracing::debug!(backend, error, "a walk waits: its lookup failed");
-        self.walk.after = from;
+        self.walk.put_back(objects);
         self.walk.not_before = Some(Instant::now() + self.shared.config.breaker_pause);
     }
 
-    /// Queues what a step of the walk has found to lack. Where the queue is full the walk goes on from there later.
-    fn queue_lacking(&mut self, keys: Vec<Key>, from: Option<Key>) {
-        let lacking = self.shared.with_lengths(keys).into_iter();
-        let lacking: Vec<_> = lacking.map(|(key, len)| Waiting::new(key, len)).collect();
-        let queued = lacking.len();
+    /// Queues what a step of the walk has found to lack. What finds the queue full comes back later.
+    fn queue_lacking(&mut self, lacking: Vec<(Key, u64)>) {
         if let Some(outstanding) = &self.shared.outstanding {
-            outstanding.add(lacking.iter().map(|it| &it.key), 1);
+            outstanding.add(lacking.iter().map(|(key, _)| key), 1);
         }
-        let mut last = from;
-        let left = self
-            .inbox
-            .found(lacking, &mut |queued| last = Some(queued.key.clone()));
-        self.shown
-            .counters
-            .walk_queued
-            .add((queued - left.len()) as u64);
-        if !left.is_empty() {
-            self.walk.after = last;
-            if let Some(outstanding) = &self.shared.outstanding {
-                outstanding.done(left.iter().map(|it| &it.key));
-            }
+        let left = self.inbox.found(&lacking);
+        let queued = lacking.len() - left;
+        self.shown.counters.walk_queued.add(queued as u64);
+        let left = &lacking[queued..];
+        if let Some(outstanding) = &self.shared.outstanding {
+            outstanding.done(left.iter().map(|(key, _)| key));
         }
+        self.walk.put_back(left.to_vec());
     }
 }

@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use ondol_plugin::Key;
@@ -13,8 +14,10 @@ pub(super) const STEP_KEYS: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     pub(super) is_running: bool,
-    /// The last key that it is done with.
-    pub(super) after: Option<Key>,
+    /// The part of the memory that comes next.
+    pub(super) next_part: usize,
+    /// What is left of the part before, with lengths in bytes.
+    pub(super) rest: VecDeque<(Key, u64)>,
     /// What the backend was asked and has not answered.
     pub(super) asked: Option<Asked>,
     /// When it may go on, after a lookup has failed.
@@ -24,10 +27,8 @@ pub(super) struct Walk {
 /// A lookup that is under way.
 #[derive(Debug)]
 pub(super) struct Asked {
-    pub(super) keys: Vec<Key>,
+    pub(super) objects: Vec<(Key, u64)>,
     pub(super) names: Vec<ObjectKey>,
-    /// Where the walk was before.
-    pub(super) from: Option<Key>,
 }
 
 impl Walk {
@@ -38,19 +39,25 @@ impl Walk {
         };
     }
 
-    /// It goes no further, and only waits for what it has asked.
-    pub(super) fn end_unless_asked(&mut self) {
-        if self.asked.is_none() {
-            self.end();
-        }
-    }
-
+    /// It goes no further; what it has asked is still answered.
     pub(super) fn end(&mut self) {
-        *self = Self::default();
+        *self = Self {
+            asked: self.asked.take(),
+            ..Self::default()
+        };
     }
 
     /// Whether it could go on now.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.is_running && self.asked.is_none() && self.not_before.is_none_or(|at| at <= now)
+    }
+
+    /// Comes back to these objects before it goes on.
+    pub(super) fn put_back(&mut self, objects: Vec<(Key, u64)>) {
+        if self.is_running {
+            for object in objects.into_iter().rev() {
+                self.rest.push_front(object);
+            }
+        }
     }
 }
