@@ -1,15 +1,53 @@
 //! From storage to memory.
+//!
+//! A caller's thread leases what memory has; if that is all, nothing else happens. Otherwise it asks every backend for the keys
+//! that are missing, and one thread, the [controller](controller), goes on from what they answer: it plans which chunks are
+//! wanted, unlocks the rest, loads, checks, admits, and puts leases where the caller waits for them.
+//!
+//! Time and failures are handled by ownership: locks in backends, bytes in flight and pages are guards that travel with
+//! the task that they belong to. Whoever drops them, in whatever state, has given back what they stand for. Only a page that came
+//! back by value from its adapter is admitted.
 
+mod batch;
+mod controller;
+mod held;
+mod janitor;
+mod metrics;
+mod plan;
+mod request;
+mod room;
+mod slot;
+mod speed;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::unbounded;
+use ondol_host::l2::BackendHealth;
 use ondol_plugin::Key;
 use ondol_plugin::l2::Bitmap;
+use parking_lot::Mutex;
 
-use crate::attached::AttachedBackends;
-use crate::{Leased, Memory, TieringConfig};
+pub(crate) use self::metrics::PrefetchCounters;
 
-/// One row of a request: the chunks of one object group and rank. All rows of a request are equally long.
+use self::controller::{Controller, Event, Shared};
+use self::plan::Shape;
+use self::request::{Cell, Look, Request};
+use self::slot::{Leases, Slot};
+use crate::attached::{Attached, AttachedBackends};
+use crate::{Leased, Memory, TieringConfig, object_key};
+
+/// Requests that may be under way; what comes on top gets what memory has.
+const MAX_UNDER_WAY: u64 = 65_536;
+
+/// One row of a request: the chunks of one object group and rank. All rows of a request are equally long; what the longer ones
+/// have more is ignored.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The keys, one for each chunk.
@@ -36,13 +74,25 @@ pub struct PrefetchRequest {
     pub rows: Vec<Row>,
     /// Which of it.
     pub policy: FetchPolicy,
-    /// How long this may take, after which it reports what it has.
+    /// How long this may take, after which it reports what it has. What would not come in that time, as far as is known how
+    /// fast the backends are, is not loaded.
     pub timeout: Duration,
 }
 
-/// A request that is under way. Dropping it does not stop it; what it loads is admitted all the same.
-#[derive(Debug)]
-pub struct Prefetch {}
+/// A request that is under way. Dropping it does not stop it; what it loads is admitted all the same, and leased by nobody.
+pub struct Prefetch(Inner);
+
+enum Inner {
+    /// Memory had it all, or nobody else can be asked.
+    Ready(PrefetchReport),
+    Running(Running),
+}
+
+struct Running {
+    slot: Arc<Slot>,
+    shared: Arc<Shared>,
+    id: u64,
+}
 
 /// What a prefetch has.
 #[derive(Debug)]
@@ -58,40 +108,213 @@ pub struct PrefetchReport {
 }
 
 impl Prefetch {
-    /// Waits until it is done, or `until`; what it has then.
+    /// Waits until it is done, or `until`; what it has then. Loads that are under way go on, and what they bring is admitted.
     pub fn wait(self, until: Instant) -> PrefetchReport {
-        let _ = until;
-        PrefetchReport {
-            present: Vec::new(),
-            from_memory: Vec::new(),
-            leases: Vec::new(),
-            timed_out: false,
+        match self.0 {
+            Inner::Ready(report) => report,
+            Inner::Running(running) => running.slot.wait(until),
         }
+    }
+
+    /// Whether [`wait`](Self::wait) would return at once.
+    pub fn is_done(&self) -> bool {
+        match &self.0 {
+            Inner::Ready(_) => true,
+            Inner::Running(running) => running.slot.is_done(),
+        }
+    }
+
+    /// Stops it: nothing more is loaded for it. What is being loaded already is admitted when it comes, and leased by nobody.
+    pub fn abort(self) {
+        if let Inner::Running(running) = &self.0 {
+            // Without a controller the request has ended already.
+            let _ = running.shared.events.send(Event::Abort(running.id));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.slot.leave();
+    }
+}
+
+impl fmt::Debug for Prefetch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prefetch")
+            .field("is_done", &self.is_done())
+            .finish_non_exhaustive()
     }
 }
 
 /// Brings objects into memory.
 #[derive(Debug)]
 pub(crate) struct PrefetchController {
-    _memory: Arc<Memory>,
-    _backends: Arc<AttachedBackends>,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl PrefetchController {
+    /// Starts the controller's thread.
+    ///
+    /// # Errors
+    /// If the system has no thread left.
     pub(crate) fn start(
         memory: Arc<Memory>,
         backends: Arc<AttachedBackends>,
         config: Arc<TieringConfig>,
-    ) -> std::io::Result<Self> {
-        let _ = config;
+    ) -> io::Result<Self> {
+        // As many events as there are requests and tasks, and both have a limit.
+        let (sender, events) = unbounded();
+        let shared = Arc::new(Shared::new(memory, backends, config, sender));
+        let controller = Controller::new(Arc::clone(&shared), events)?;
+        let thread = thread::Builder::new()
+            .name("ondol-l2-fetch".to_owned())
+            .spawn(move || controller.run())?;
         Ok(Self {
-            _memory: memory,
-            _backends: backends,
+            shared,
+            thread: Mutex::new(Some(thread)),
         })
     }
 
+    /// Begins a request. If memory has all of it, it is done at once.
     pub(crate) fn submit(&self, request: PrefetchRequest) -> Prefetch {
-        let _ = request;
-        Prefetch {}
+        let shared = &self.shared;
+        shared.counters.requests.increment();
+        let PrefetchRequest {
+            mut rows,
+            policy,
+            timeout,
+        } = request;
+        let columns = rows.iter().map(|row| row.keys.len()).min().unwrap_or(0);
+        rows.iter_mut().for_each(|row| row.keys.truncate(columns));
+        let shape = Shape {
+            policy,
+            // A window over nothing means full attention in LMCache's messages.
+            windows: rows
+                .iter()
+                .map(|row| row.window.filter(|window| *window > 0))
+                .collect(),
+            columns,
+        };
+        // Before memory is looked at, so that nothing which is admitted from here on is overlooked.
+        let admissions = shared.admissions.load(Ordering::Acquire);
+        let leases: Leases = rows
+            .iter()
+            .map(|row| shared.memory.lease(&row.keys))
+            .collect();
+        let present = slot::present(&leases);
+        if shape.is_whole(&present) {
+            shared.counters.from_memory.increment();
+            return Prefetch::ready(&shape, leases, present);
+        }
+        let mut backends = shared.backends.active();
+        backends.retain(|attached| is_usable(attached));
+        if backends.is_empty() || timeout.is_zero() {
+            return Prefetch::ready(&shape, leases, present);
+        }
+        if shared.under_way.load(Ordering::Relaxed) >= MAX_UNDER_WAY {
+            shared.counters.refused.increment();
+            return Prefetch::ready(&shape, leases, present);
+        }
+        let slot = Arc::new(Slot::new(shape, leases));
+        let running = self.begin(&slot, &rows, present, &backends, timeout, admissions);
+        Prefetch(Inner::Running(running))
     }
+
+    /// Begins a request of which memory has only `present`.
+    fn begin(
+        &self,
+        slot: &Arc<Slot>,
+        rows: &[Row],
+        present: Vec<Bitmap>,
+        backends: &[Arc<Attached>],
+        timeout: Duration,
+        admissions: u64,
+    ) -> Running {
+        let shared = &self.shared;
+        let mut cells = Vec::new();
+        for column in 0..slot.shape().columns {
+            for (at, row) in rows.iter().enumerate() {
+                if !present[at].test(column) {
+                    let key = row.keys[column].clone();
+                    cells.push(Cell::new(at, column, key, row.expected_len));
+                }
+            }
+        }
+        let names: Arc<[_]> = cells.iter().map(|cell| object_key(&cell.key)).collect();
+        let look = Look {
+            present,
+            cells,
+            names: Arc::clone(&names),
+            admissions,
+        };
+        let request = Request::new(shared, slot, look, backends.len(), timeout);
+        let id = request.id;
+        let running = Running {
+            slot: Arc::clone(slot),
+            shared: Arc::clone(shared),
+            id,
+        };
+        // A controller that has ended lets go of the request, which answers it.
+        if shared.events.send(Event::Begin(Box::new(request))).is_err() {
+            return running;
+        }
+        let timeout = timeout.min(shared.config.lookup_timeout);
+        for (at, attached) in backends.iter().enumerate() {
+            shared.counters.looked_up.add(names.len() as u64);
+            let (asked, shared) = (Arc::clone(attached), Arc::clone(shared));
+            let names_asked = Arc::clone(&names);
+            attached
+                .backend
+                .lookup(names.to_vec(), timeout, move |result| {
+                    shared.looked_up(id, at, asked, names_asked, result);
+                });
+        }
+        running
+    }
+
+    /// Requests that have not ended.
+    pub(crate) fn under_way(&self) -> u64 {
+        self.shared.under_way.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that loads may be filling.
+    pub(crate) fn loading_bytes(&self) -> u64 {
+        self.shared.loading_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What is counted.
+    pub(crate) fn counters(&self) -> &PrefetchCounters {
+        &self.shared.counters
+    }
+
+    /// Ends the controller: every request is answered with what it has. Tasks of backends go on until these are closed, and
+    /// what they bring is let go.
+    pub(crate) fn close(&self) {
+        // Where the controller has ended already there is nobody to tell.
+        let _ = self.shared.events.send(Event::Close);
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the prefetch controller panicked");
+        }
+    }
+}
+
+impl Drop for PrefetchController {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Prefetch {
+    fn ready(shape: &Shape, leases: Leases, present: Vec<Bitmap>) -> Self {
+        Self(Inner::Ready(slot::report(shape, leases, present, false)))
+    }
+}
+
+/// Whether a backend is asked at all.
+fn is_usable(attached: &Attached) -> bool {
+    attached.backend.health_of_lane().health != BackendHealth::Quarantined
 }

@@ -1,0 +1,629 @@
+//! The thread that plans and starts loads and admits what they bring.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use ondol_catalog::failpoint;
+use ondol_host::l2::TaskError;
+use ondol_plugin::Key;
+use ondol_plugin::l2::{LoadResult, LookupResult, ObjectKey, WorkerPool};
+
+use super::batch::{Batch, BatchCell, Failure, Outcomes};
+use super::held::Held;
+use super::janitor::Janitor;
+use super::metrics::PrefetchCounters;
+use super::request::{Request, Todo};
+use super::room::Room;
+use super::speed::Speed;
+use crate::attached::{Attached, AttachedBackends};
+use crate::{Leased, Memory, Page, TieringConfig};
+
+/// What the controller, callers' threads and tasks share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) memory: Arc<Memory>,
+    pub(super) backends: Arc<AttachedBackends>,
+    pub(super) config: Arc<TieringConfig>,
+    pub(super) counters: PrefetchCounters,
+    pub(super) events: Sender<Event>,
+    /// Bytes of memory.
+    pub(super) capacity: u64,
+    /// Requests that have not ended.
+    pub(super) under_way: AtomicU64,
+    /// Bytes that loads may be filling.
+    pub(super) loading_bytes: AtomicU64,
+    /// How often loaded objects were admitted.
+    pub(super) admissions: AtomicU64,
+    numbers: AtomicU64,
+}
+
+/// What the controller hears.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A request; its lookups follow.
+    Begin(Box<Request>),
+    /// A backend has answered the lookup of a request.
+    LookedUp {
+        request: u64,
+        /// Which of its backends.
+        at: usize,
+        /// What was found, and how long that is; `None` if the lookup failed.
+        answer: Option<(Held, Vec<u64>)>,
+    },
+    /// A load has finished.
+    Loaded {
+        batch: Batch,
+        result: Result<LoadResult, TaskError>,
+    },
+    /// What a load brought was checked.
+    Examined { batch: Batch, outcomes: Outcomes },
+    /// Nothing will be heard of a load any more.
+    Lost { backend: u64, keys: Vec<Key> },
+    /// Nobody wants this request any more.
+    Abort(u64),
+    /// The end.
+    Close,
+}
+
+#[derive(Debug)]
+pub(super) struct Controller {
+    shared: Arc<Shared>,
+    events: Receiver<Event>,
+    janitor: Janitor,
+    /// Decodes what is encoded; made when it is needed first.
+    decoders: Option<WorkerPool>,
+    requests: HashMap<u64, Box<Request>>,
+    deadlines: BTreeSet<(Instant, u64)>,
+    /// Requests that want to load, in the order in which they came.
+    queue: VecDeque<u64>,
+    /// For each key that is being loaded, the cells that wait for it.
+    loading: HashMap<Key, Vec<(u64, usize)>, foldhash::fast::RandomState>,
+    /// How fast each backend is.
+    speeds: HashMap<u64, Speed>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        memory: Arc<Memory>,
+        backends: Arc<AttachedBackends>,
+        config: Arc<TieringConfig>,
+        events: Sender<Event>,
+    ) -> Self {
+        Self {
+            capacity: memory.capacity_bytes(),
+            memory,
+            backends,
+            config,
+            counters: PrefetchCounters::new(),
+            events,
+            under_way: AtomicU64::new(0),
+            loading_bytes: AtomicU64::new(0),
+            admissions: AtomicU64::new(0),
+            numbers: AtomicU64::new(0),
+        }
+    }
+
+    /// A number that was not given before.
+    pub(super) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Passes on what a lookup found. What is locked is unlocked if the controller has ended, or the request has.
+    pub(super) fn looked_up(
+        &self,
+        request: u64,
+        at: usize,
+        attached: Arc<Attached>,
+        names: Arc<[ObjectKey]>,
+        result: Result<LookupResult, TaskError>,
+    ) {
+        let answer = match result {
+            Ok(LookupResult {
+                found,
+                sizes,
+                error: None,
+            }) => Some((Held::new(attached, names, found), sizes)),
+            Ok(LookupResult {
+                error: Some(reason),
+                ..
+            }) => {
+                tracing::warn!(backend = attached.backend.name(), reason, "a lookup failed");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a lookup failed");
+                None
+            }
+        };
+        if answer.is_none() {
+            self.counters.lookup_failed.increment();
+        }
+        let _ = self.events.send(Event::LookedUp {
+            request,
+            at,
+            answer,
+        });
+    }
+}
+
+impl Controller {
+    pub(super) fn new(shared: Arc<Shared>, events: Receiver<Event>) -> std::io::Result<Self> {
+        Ok(Self {
+            janitor: Janitor::start(&shared)?,
+            shared,
+            events,
+            decoders: None,
+            requests: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            queue: VecDeque::new(),
+            loading: HashMap::default(),
+            speeds: HashMap::new(),
+        })
+    }
+
+    /// Works until it hears that it shall end. All that it holds ends with it: requests are answered, and events that nobody
+    /// hears any more unlock what they tell of.
+    pub(super) fn run(mut self) {
+        loop {
+            let event = match self.deadlines.first() {
+                Some((deadline, _)) => self.events.recv_deadline(*deadline),
+                None => self
+                    .events
+                    .recv()
+                    .map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match event {
+                Ok(Event::Close) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(event) => self.hear(event),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.end_overdue();
+        }
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Begin(request) => {
+                if let Some(deadline) = request.deadline {
+                    self.deadlines.insert((deadline, request.id));
+                }
+                self.requests.insert(request.id, request);
+            }
+            Event::LookedUp {
+                request: id,
+                at,
+                answer,
+            } => {
+                if let Some(request) = self.requests.get_mut(&id) {
+                    request.answered(at, answer);
+                    if !request.is_looking_up() {
+                        failpoint!("load.looked_up");
+                        self.progress(&[id]);
+                    }
+                }
+            }
+            Event::Loaded { batch, result } => self.loaded(batch, result),
+            Event::Examined { batch, outcomes } => self.settle(batch, outcomes),
+            Event::Lost { backend, keys } => {
+                tracing::error!(
+                    backend,
+                    objects = keys.len(),
+                    "a load ended without a result"
+                );
+                let mut touched = Vec::new();
+                for key in keys {
+                    self.shared.counters.failed.increment();
+                    self.tell(&key, &mut touched, |request, cell| {
+                        request.failed(cell, backend);
+                    });
+                }
+                self.progress(&touched);
+            }
+            Event::Abort(id) => {
+                self.remove(id);
+                self.run_queue();
+            }
+            Event::Close => {}
+        }
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Box<Request>> {
+        let request = self.requests.remove(&id)?;
+        if let Some(deadline) = request.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+        Some(request)
+    }
+
+    fn end_overdue(&mut self) {
+        let Some(now) = self.deadlines.first().map(|_| Instant::now()) else {
+            return;
+        };
+        let mut any = false;
+        while let Some((deadline, id)) = self.deadlines.first().copied()
+            && deadline <= now
+        {
+            self.deadlines.pop_first();
+            if let Some(request) = self.requests.remove(&id) {
+                self.shared.counters.timed_out.increment();
+                request.time_out();
+                any = true;
+            }
+        }
+        if any {
+            self.run_queue();
+        }
+    }
+
+    /// Something has changed for these requests: they are planned again, those that have come to their end are answered, and
+    /// what may be loaded now is.
+    fn progress(&mut self, ids: &[u64]) {
+        for id in ids {
+            let Some(request) = self.plan(*id) else {
+                continue;
+            };
+            if request.todo().is_empty() {
+                if !request.is_waiting() {
+                    self.remove(*id);
+                }
+            } else if !request.is_queued {
+                request.is_queued = true;
+                self.queue.push_back(*id);
+            }
+        }
+        self.run_queue();
+        for id in ids {
+            if let Some(request) = self.requests.get_mut(id) {
+                request.release_unwanted();
+            }
+        }
+    }
+
+    /// Plans a request with what is there and on its way now; `None` if it has ended or is still looking up.
+    fn plan(&mut self, id: u64) -> Option<&mut Request> {
+        let Self {
+            requests,
+            loading,
+            speeds,
+            ..
+        } = self;
+        let request = requests.get_mut(&id)?;
+        if request.is_looking_up() {
+            return None;
+        }
+        request.look_again();
+        if !loading.is_empty() {
+            request.join_loads(|key, cell| match loading.get_mut(key) {
+                Some(waiters) => {
+                    waiters.push((id, cell));
+                    true
+                }
+                None => false,
+            });
+        }
+        request.plan(|backend| speeds.get(&backend).copied().unwrap_or_default());
+        Some(request)
+    }
+
+    /// Starts loads of the requests that wait, as far as the bytes in flight allow. Nobody overtakes.
+    fn run_queue(&mut self) {
+        while let Some(id) = self.queue.front().copied() {
+            if !self.load_next(id) {
+                return;
+            }
+            self.queue.pop_front();
+        }
+    }
+
+    /// Starts the loads of a request; whether it has nothing more to load now.
+    fn load_next(&mut self, id: u64) -> bool {
+        let limit = self.shared.config.load_in_flight_bytes;
+        loop {
+            let Some(request) = self.plan(id) else {
+                return true;
+            };
+            let todo = request.todo();
+            if todo.is_empty() {
+                request.is_queued = false;
+                request.release_unwanted();
+                if !request.is_waiting() {
+                    self.remove(id);
+                }
+                return true;
+            }
+            let bytes: u64 = todo.iter().map(|todo| todo.room.bytes()).sum();
+            let in_flight = self.shared.loading_bytes.load(Ordering::Relaxed);
+            // What is larger than the limit waits until it is alone, and goes in parts.
+            if in_flight > 0 && in_flight.saturating_add(bytes) > limit {
+                return false;
+            }
+            let mut part = Vec::new();
+            let mut bytes = 0_u64;
+            for next in todo {
+                bytes = bytes.saturating_add(next.room.bytes());
+                if bytes > limit && !part.is_empty() {
+                    break;
+                }
+                part.push(next);
+            }
+            self.load(id, part);
+        }
+    }
+
+    /// Reserves pages for these cells and starts their loads.
+    fn load(&mut self, id: u64, part: Vec<Todo>) {
+        let shared = Arc::clone(&self.shared);
+        let lengths: Vec<_> = part.iter().filter_map(|todo| page_len(todo.room)).collect();
+        let mut reserved = shared.memory.reserve(&lengths).into_iter();
+        failpoint!("load.reserved");
+        let Some(request) = self.requests.get_mut(&id) else {
+            return;
+        };
+        let mut ready = Vec::with_capacity(part.len());
+        let mut is_short = false;
+        for todo in part {
+            let page = page_len(todo.room).map(|_| reserved.next().flatten());
+            if page.as_ref().is_some_and(Option::is_none) {
+                shared.counters.l1_oom.increment();
+                request.give_up(todo.cell);
+                is_short = true;
+            } else {
+                ready.push((todo, page.flatten()));
+            }
+        }
+        if is_short {
+            // Less is wanted now: pages that serve nothing any more are let go.
+            let Some(request) = self.plan(id) else {
+                return;
+            };
+            ready.retain(|(todo, _)| request.wants(todo.cell));
+        }
+        self.submit(id, ready);
+    }
+
+    /// Starts the loads of these cells, one for each backend.
+    fn submit(&mut self, id: u64, ready: Vec<(Todo, Option<Page>)>) {
+        let Self {
+            shared,
+            requests,
+            loading,
+            ..
+        } = self;
+        let Some(request) = requests.get_mut(&id) else {
+            return;
+        };
+        let mut groups: Vec<Group> = Vec::new();
+        for (todo, page) in ready {
+            let cell = request.cell(todo.cell);
+            let waiters = loading.entry(cell.key.clone()).or_default();
+            waiters.push((id, todo.cell));
+            // The same key twice in one request is loaded once.
+            if waiters.len() == 1 {
+                let object = BatchCell {
+                    key: cell.key.clone(),
+                    name: request.name(todo.cell).clone(),
+                    room: todo.room,
+                    expected_len: cell.expected_len,
+                };
+                let known = groups.iter().position(|group| group.answer == todo.answer);
+                let at = known.unwrap_or_else(|| {
+                    groups.push(Group {
+                        answer: todo.answer,
+                        ..Group::default()
+                    });
+                    groups.len() - 1
+                });
+                groups[at].cells.push(todo.cell);
+                groups[at].objects.push((object, page));
+            }
+            request.is_loaded_now(todo.cell);
+        }
+        for group in groups {
+            let held = request.split(group.answer, &group.cells);
+            let attached = Arc::clone(held.attached());
+            let (batch, items) = Batch::new(shared, held, group.objects);
+            let events = shared.events.clone();
+            attached
+                .backend
+                .load(items, shared.config.load_timeout, move |result| {
+                    // Without a controller the batch ends here.
+                    let _ = events.send(Event::Loaded { batch, result });
+                });
+        }
+        failpoint!("load.submitted");
+    }
+
+    /// A load has finished: what it brought is checked, elsewhere if that takes a while.
+    fn loaded(&mut self, batch: Batch, result: Result<LoadResult, TaskError>) {
+        failpoint!("load.loaded");
+        let result = match result {
+            Ok(result) => result,
+            Err(error) => {
+                tracing::warn!(%error, "a load failed");
+                let outcomes = batch.all_failed();
+                return self.settle(batch, outcomes);
+            }
+        };
+        self.measure(&batch, &result);
+        if batch.attached().codec.is_plain() {
+            let outcomes = batch.examine(result);
+            return self.settle(batch, outcomes);
+        }
+        let events = self.shared.events.clone();
+        let examine = move || {
+            let outcomes = batch.examine(result);
+            let _ = events.send(Event::Examined { batch, outcomes });
+        };
+        if self.decoders.is_none() {
+            self.decoders = WorkerPool::new("ondol-l2-decode", decoder_threads())
+                .inspect_err(|error| tracing::warn!(%error, "no threads to decode with"))
+                .ok();
+        }
+        match &self.decoders {
+            Some(decoders) => {
+                // The pool is open for as long as the controller lives.
+                decoders.run(examine);
+            }
+            None => examine(),
+        }
+    }
+
+    /// Notes how long a load took.
+    fn measure(&mut self, batch: &Batch, result: &LoadResult) {
+        let id = batch.attached().id;
+        if !self.speeds.contains_key(&id) {
+            let active = self.shared.backends.active();
+            self.speeds
+                .retain(|known, _| active.iter().any(|attached| attached.id == *known));
+        }
+        let bytes = result.lengths().fold(0, u64::saturating_add);
+        if bytes > 0 {
+            let speed = self.speeds.entry(id).or_default();
+            speed.loaded(bytes, batch.began().elapsed());
+        }
+    }
+
+    /// Admits what a load brought, unlocks it, and tells who waits for it.
+    fn settle(&mut self, batch: Batch, outcomes: Outcomes) {
+        let shared = Arc::clone(&self.shared);
+        let counters = &shared.counters;
+        let attached = Arc::clone(batch.attached());
+        let mut objects = Vec::with_capacity(outcomes.len());
+        let mut results = Vec::with_capacity(outcomes.len());
+        for (cell, outcome) in batch.cells().iter().zip(outcomes) {
+            results.push(outcome.map(|arrival| {
+                if !arrival.verified {
+                    counters.unverified.increment();
+                }
+                objects.push((cell.key.clone(), arrival.page, arrival.len, arrival.meta));
+                arrival.len
+            }));
+        }
+        failpoint!("admit.checked");
+        let is_empty = objects.is_empty();
+        let mut admitted = if is_empty {
+            Vec::new().into_iter()
+        } else {
+            shared.memory.admit(objects).into_iter()
+        };
+        failpoint!("admit.recorded");
+        if !is_empty {
+            shared.admissions.fetch_add(1, Ordering::Release);
+        }
+        let cells = batch.end();
+        failpoint!("load.unlocked");
+        let mut touched = Vec::new();
+        let mut corrupt = Vec::new();
+        let (mut used, mut gone) = (Vec::with_capacity(cells.len()), Vec::new());
+        for (cell, result) in cells.into_iter().zip(results) {
+            match result {
+                Ok(_) => used.push(cell.name.clone()),
+                Err(Failure::Missing) => gone.push(cell.name.clone()),
+                Err(_) => {}
+            }
+            let came = result.map(|len| (len, admitted.next().flatten()));
+            self.conclude(&attached, cell, came, &mut touched, &mut corrupt);
+        }
+        attached.note_loaded(&used);
+        if !gone.is_empty() {
+            attached.note_deleted(&gone);
+        }
+        if !corrupt.is_empty() {
+            // Nobody of ours holds a lock on these any more.
+            let left = self.janitor.delete(attached, corrupt);
+            counters.delete_failed.add(left as u64);
+        }
+        self.progress(&touched);
+    }
+
+    /// Tells who waits for an object what became of its load.
+    fn conclude(
+        &mut self,
+        attached: &Attached,
+        cell: BatchCell,
+        came: Result<(u64, Option<Leased>), Failure>,
+        touched: &mut Vec<u64>,
+        corrupt: &mut Vec<ObjectKey>,
+    ) {
+        let shared = Arc::clone(&self.shared);
+        let counters = &shared.counters;
+        let failure = match came {
+            Ok((len, Some(lease))) => {
+                counters.loaded.increment();
+                counters.loaded_bytes.add(len);
+                let told = self.tell(&cell.key, touched, |request, at| {
+                    request.receive(at, lease.clone());
+                });
+                counters.shared.add(told.saturating_sub(1));
+                return;
+            }
+            Ok((_, None)) => {
+                counters.not_recorded.increment();
+                self.tell(&cell.key, touched, Request::give_up);
+                return;
+            }
+            Err(failure) => failure,
+        };
+        match failure {
+            Failure::Missing => counters.missing.increment(),
+            Failure::Failed => counters.failed.increment(),
+            Failure::Corrupt => {
+                counters.corrupt.increment();
+                corrupt.push(cell.name);
+            }
+            Failure::OtherLength => counters.other_length.increment(),
+            Failure::NoRoom => {
+                counters.l1_oom.increment();
+                self.tell(&cell.key, touched, Request::give_up);
+                return;
+            }
+        }
+        self.tell(&cell.key, touched, |request, at| {
+            request.failed(at, attached.id);
+        });
+    }
+
+    /// Tells every request that waits for the load of this key; how many there were.
+    fn tell(
+        &mut self,
+        key: &Key,
+        touched: &mut Vec<u64>,
+        mut what: impl FnMut(&mut Request, usize),
+    ) -> u64 {
+        let mut told = 0;
+        for (id, cell) in self.loading.remove(key).unwrap_or_default() {
+            if let Some(request) = self.requests.get_mut(&id) {
+                what(request, cell);
+                told += 1;
+                if !touched.contains(&id) {
+                    touched.push(id);
+                }
+            }
+        }
+        told
+    }
+}
+
+/// What one backend loads of a request.
+#[derive(Default)]
+struct Group {
+    /// Which backend's answer it is.
+    answer: usize,
+    cells: Vec<usize>,
+    objects: Vec<(BatchCell, Option<Page>)>,
+}
+
+fn page_len(room: Room) -> Option<u64> {
+    match room {
+        Room::Page { len, .. } => Some(len),
+        Room::Buffer { .. } => None,
+    }
+}
+
+/// Half of the machine decodes at most; the other half has clients to serve.
+fn decoder_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 8))
+}
