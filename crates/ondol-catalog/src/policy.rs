@@ -21,8 +21,9 @@ pub trait EvictionPolicy: Send + fmt::Debug {
     /// `entry` is gone, by eviction or otherwise; an id that is unknown is ignored.
     fn removed(&mut self, entry: EntryId);
 
-    /// Shows candidates to `visit`, the best victim first, each once, until it breaks or none is left.
-    fn victims(&self, visit: &mut dyn FnMut(EntryId) -> ControlFlow<()>);
+    /// Shows candidates to `visit`, the best victim first, each once, until it breaks or none is left. What was shown and is
+    /// removed later counts as evicted, and may be remembered; what is removed without that was deleted.
+    fn victims(&mut self, visit: &mut dyn FnMut(EntryId) -> ControlFlow<()>);
 }
 
 /// An object that has come, as a policy sees it.

@@ -185,17 +185,18 @@ impl State {
 
     /// The objects that the policy gives up first among those that nobody holds; with a storage tier those that it has
     /// go before others that the policy gives up a little earlier.
-    fn victims(&self, stride: u64, count: usize) -> Vec<Arc<Entry>> {
+    fn victims(&mut self, stride: u64, count: usize) -> Vec<Arc<Entry>> {
         let window = STORED_WINDOW.max(count);
         let (mut victims, mut others) = (Vec::new(), Vec::new());
         let mut seen = 0;
-        let Some(policy) = self.policies.get(&stride) else {
+        let (objects, tiered) = (&self.objects, self.tier.is_some());
+        let Some(policy) = self.policies.get_mut(&stride) else {
             return victims;
         };
         policy.victims(&mut |id| {
-            if let Some(entry) = self.objects.get(&id).filter(|entry| !entry.is_held()) {
+            if let Some(entry) = objects.get(&id).filter(|entry| !entry.is_held()) {
                 seen += 1;
-                if !self.cost(entry).unstored {
+                if !tiered || entry.is_stored() {
                     victims.push(Arc::clone(entry));
                 } else if others.len() < count {
                     others.push(Arc::clone(entry));

@@ -8,7 +8,13 @@ use ondol_plugin::{Key, KeyTag};
 
 use crate::entry::Entry;
 
+mod arc;
+mod isolated_lru;
+mod lists;
 mod lru;
+mod s3_fifo;
+#[cfg(test)]
+mod tests;
 
 /// An entry as policies see it. What goes with it is its page.
 pub(crate) fn admitted(entry: &Entry) -> Admitted<'_> {
@@ -27,24 +33,4 @@ fn salt(key: &Key) -> &str {
     }
     let name = std::str::from_utf8(key.bytes()).unwrap_or_default();
     name.splitn(5, '@').nth(4).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_lmcaches_names_have_a_salt() {
-        let salted = |tag, bytes: &str| {
-            let key = Key::new(tag, bytes.as_bytes()).unwrap();
-            salt(&key).to_owned()
-        };
-        assert_eq!(
-            salted(KeyTag::LmCache, "m/n@01000100@0@abab@tenant"),
-            "tenant"
-        );
-        assert_eq!(salted(KeyTag::LmCache, "m/n@01000100@0@abab"), "");
-        assert_eq!(salted(KeyTag::LmCache, "nonsense"), "");
-        assert_eq!(salted(KeyTag::Raw, "m/n@01000100@0@abab@tenant"), "");
-    }
 }

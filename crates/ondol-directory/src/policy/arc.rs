@@ -1,0 +1,211 @@
+use std::ops::ControlFlow;
+
+use ondol_catalog::{
+    Admitted, EntryId, EvictionPolicy, POLICIES, Policy, PolicyContext, linkme::distributed_slice,
+};
+
+use super::lists::{Ghosts, Resident, Residents, Room};
+
+#[distributed_slice(POLICIES)]
+#[linkme(crate = ondol_catalog::linkme)]
+static ARC: Policy = Policy {
+    name: "arc",
+    summary: "Adapts between what was used last and what was used often, by what comes back.",
+    build: |context| Box::new(Arc::new(context)),
+};
+
+/// Adaptive replacement (Megiddo and Modha, FAST 2003), in bytes.
+#[derive(Debug)]
+struct Arc {
+    /// Used once, the least recently used first (T1).
+    recent: Residents,
+    /// Used more often, the least recently used first (T2).
+    frequent: Residents,
+    /// Evicted from `recent` (B1).
+    recent_ghosts: Ghosts,
+    /// Evicted from `frequent` (B2).
+    frequent_ghosts: Ghosts,
+    /// The bytes that `recent` should have (p).
+    recent_target: u64,
+    room: Room,
+}
+
+impl Arc {
+    fn new(context: &PolicyContext) -> Self {
+        Self {
+            recent: Residents::default(),
+            frequent: Residents::default(),
+            recent_ghosts: Ghosts::default(),
+            frequent_ghosts: Ghosts::default(),
+            recent_target: 0,
+            room: Room::new(context.capacity_bytes),
+        }
+    }
+
+    fn trim(&mut self) {
+        let (room, objects) = (self.room.bytes(), self.room.objects());
+        let of_recent = room.saturating_sub(self.recent.bytes);
+        self.recent_ghosts.trim(of_recent, objects);
+        let others = self.recent.bytes + self.frequent.bytes + self.recent_ghosts.bytes();
+        let of_frequent = room.saturating_mul(2).saturating_sub(others);
+        self.frequent_ghosts.trim(of_frequent, objects);
+    }
+}
+
+/// By how much a hit among one sort of ghosts moves the target.
+fn step(bytes: u64, hit: &Ghosts, other: &Ghosts) -> u64 {
+    let ratio = (other.bytes() / hit.bytes().max(1)).max(1);
+    bytes.saturating_mul(ratio)
+}
+
+impl EvictionPolicy for Arc {
+    fn inserted(&mut self, object: Admitted<'_>) {
+        let resident = Resident::from(&object);
+        let (recent, frequent) = (&mut self.recent_ghosts, &mut self.frequent_ghosts);
+        if recent.contains(resident.fingerprint) {
+            let target = self
+                .recent_target
+                .saturating_add(step(resident.bytes, recent, frequent));
+            self.recent_target = target.min(self.room.bytes());
+            recent.remove(resident.fingerprint);
+            self.frequent.push_back(object.id, resident);
+        } else if frequent.contains(resident.fingerprint) {
+            let step = step(resident.bytes, frequent, recent);
+            self.recent_target = self.recent_target.saturating_sub(step);
+            frequent.remove(resident.fingerprint);
+            self.frequent.push_back(object.id, resident);
+        } else {
+            self.recent.push_back(object.id, resident);
+        }
+        self.room.note(
+            self.recent.bytes + self.frequent.bytes,
+            self.recent.entries.len() + self.frequent.entries.len(),
+        );
+        self.trim();
+    }
+
+    fn accessed(&mut self, entry: EntryId) {
+        if let Some(resident) = self.recent.remove(entry) {
+            self.frequent.push_back(entry, resident);
+        } else {
+            self.frequent.entries.to_back(&entry);
+        }
+    }
+
+    fn removed(&mut self, entry: EntryId) {
+        if let Some(resident) = self.recent.remove(entry) {
+            if resident.offered {
+                self.recent_ghosts.push_back(&resident);
+            }
+        } else if let Some(resident) = self.frequent.remove(entry)
+            && resident.offered
+        {
+            self.frequent_ghosts.push_back(&resident);
+        }
+        self.trim();
+    }
+
+    fn victims(&mut self, visit: &mut dyn FnMut(EntryId) -> ControlFlow<()>) {
+        let mut recent_bytes = self.recent.bytes;
+        let mut recent = self.recent.entries.iter_mut().peekable();
+        let mut frequent = self.frequent.entries.iter_mut().peekable();
+        loop {
+            let from_recent = recent_bytes >= self.recent_target || frequent.peek().is_none();
+            let next = if from_recent && recent.peek().is_some() {
+                recent
+                    .next()
+                    .inspect(|(_, resident)| recent_bytes -= resident.bytes)
+            } else {
+                frequent.next()
+            };
+            let Some((entry, resident)) = next else {
+                break;
+            };
+            resident.offered = true;
+            if visit(*entry).is_break() {
+                break;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{admitted, first, order};
+    use super::*;
+
+    fn policy(room: u64) -> Arc {
+        Arc::new(&PolicyContext {
+            capacity_bytes: Some(room),
+            ..PolicyContext::default()
+        })
+    }
+
+    fn evict(policy: &mut Arc) -> EntryId {
+        let victim = first(policy).unwrap();
+        policy.removed(victim);
+        victim
+    }
+
+    #[test]
+    fn what_was_used_twice_outlives_what_was_used_once() {
+        let mut policy = policy(4);
+        (1..=4).for_each(|id| policy.inserted(admitted(id, id, 1)));
+        policy.accessed(1);
+        policy.accessed(3);
+        assert_eq!(order(&mut policy), [2, 4, 1, 3]);
+    }
+
+    #[test]
+    fn what_comes_back_is_known_by_its_fingerprint_and_moves_the_target() {
+        let mut policy = policy(4);
+        (1..=2).for_each(|id| policy.inserted(admitted(id, 100 + id, 1)));
+        policy.accessed(2);
+        (3..=4).for_each(|id| policy.inserted(admitted(id, 100 + id, 1)));
+        assert_eq!(evict(&mut policy), 1);
+        assert_eq!(policy.recent_ghosts.len(), 1);
+        policy.inserted(admitted(5, 101, 1));
+        assert_eq!((policy.recent_ghosts.len(), policy.recent_target), (0, 1));
+        assert!(policy.frequent.entries.contains_key(&5));
+        // Evicted from among the frequent, it moves the target back when it comes again.
+        evict(&mut policy);
+        evict(&mut policy);
+        policy.recent_target = 4;
+        assert_eq!(evict(&mut policy), 2);
+        assert_eq!(policy.frequent_ghosts.len(), 1);
+        policy.inserted(admitted(6, 102, 1));
+        assert!(policy.recent_target < 4);
+        assert!(policy.frequent.entries.contains_key(&6));
+    }
+
+    #[test]
+    fn what_was_deleted_leaves_no_ghost() {
+        let mut policy = policy(4);
+        policy.inserted(admitted(1, 1, 1));
+        policy.removed(1);
+        assert_eq!(policy.recent_ghosts.len(), 0);
+        policy.inserted(admitted(2, 1, 1));
+        assert!(policy.recent.entries.contains_key(&2));
+    }
+
+    #[test]
+    fn ghosts_have_no_more_bytes_than_the_room_nor_are_more_than_objects_were() {
+        for bytes in [0, 1, 7] {
+            let mut policy = policy(1000);
+            for id in 0..10_000 {
+                policy.inserted(admitted(id, id, bytes));
+                if id % 3 == 0 {
+                    policy.accessed(id);
+                }
+                if id >= 50 {
+                    evict(&mut policy);
+                }
+                let (recent, frequent) = (&policy.recent_ghosts, &policy.frequent_ghosts);
+                assert!(policy.recent.bytes + recent.bytes() <= 1000);
+                assert!(recent.bytes() + frequent.bytes() <= 2000);
+                assert!(recent.len() <= 51 && frequent.len() <= 51);
+            }
+            assert!(policy.recent_ghosts.len() > 10);
+        }
+    }
+}
