@@ -78,7 +78,7 @@ impl Inventory {
 
     /// At most `limit` objects that are to go by a plan, in the policy's order; those for which `passes_over` holds stay.
     pub(super) fn choose(
-        &self,
+        &mut self,
         mut plan: Plan,
         limit: usize,
         passes_over: impl Fn(EntryId) -> bool,
