@@ -1,0 +1,197 @@
+//! The directories of a backend.
+
+use std::fs::DirBuilder;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, fsync, mkdirat, openat, statat, unlinkat,
+};
+use rustix::io::{Errno, Result};
+
+use crate::config::{FsConfig, LayoutKind};
+use crate::error::OpenError;
+use crate::layout::Name;
+
+const DIRECTORY_MODE: u32 = 0o700;
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// The directories of a backend. They are held open, so that all names are looked up from them and no symbolic link in them is
+/// followed.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) layout: LayoutKind,
+    base_path: PathBuf,
+    base: OwnedFd,
+    objects: OwnedFd,
+    temporary: OwnedFd,
+}
+
+/// The directory of one file.
+pub(crate) enum Home<'a> {
+    Flat(BorrowedFd<'a>),
+    Shard(OwnedFd),
+}
+
+impl AsFd for Home<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Flat(directory) => directory.as_fd(),
+            Self::Shard(directory) => directory.as_fd(),
+        }
+    }
+}
+
+impl Place {
+    pub(crate) fn open(config: &FsConfig) -> std::result::Result<Self, OpenError> {
+        let base_path = &config.base_path;
+        if config.create {
+            make(base_path)?;
+        }
+        // The base itself may be reached by a symbolic link.
+        let base = open(base_path, DIRECTORY.difference(OFlags::NOFOLLOW))?;
+        let below = |relative: &Path| {
+            let path = base_path.join(relative);
+            make(&path)?;
+            open(&path, DIRECTORY)
+        };
+        let copy = || base.try_clone().map_err(OpenError::Start);
+        let objects = match config.layout.directory() {
+            "." => copy()?,
+            relative => below(Path::new(relative))?,
+        };
+        let temporary = if config.relative_tmp_dir.as_os_str().is_empty() {
+            copy()?
+        } else {
+            below(&config.relative_tmp_dir)?
+        };
+        let place = Self {
+            layout: config.layout,
+            base_path: base_path.clone(),
+            base,
+            objects,
+            temporary,
+        };
+        if place.device(&place.temporary)? != place.device(&place.objects)? {
+            let path = base_path.join(&config.relative_tmp_dir);
+            let source = Errno::XDEV.into();
+            return Err(OpenError::Io {
+                action: "give files their names from",
+                path,
+                source,
+            });
+        }
+        Ok(place)
+    }
+
+    pub(crate) fn base(&self) -> BorrowedFd<'_> {
+        self.base.as_fd()
+    }
+
+    pub(crate) fn base_path(&self) -> &Path {
+        &self.base_path
+    }
+
+    pub(crate) fn objects(&self) -> BorrowedFd<'_> {
+        self.objects.as_fd()
+    }
+
+    pub(crate) fn temporary(&self) -> BorrowedFd<'_> {
+        self.temporary.as_fd()
+    }
+
+    /// Whether files are written in a directory of their own before they get their names.
+    pub(crate) fn has_own_temporary(&self) -> bool {
+        let number = |directory: &OwnedFd| fstat(directory).map(|stat| stat.st_ino).ok();
+        number(&self.temporary) != number(&self.objects)
+    }
+
+    fn device(&self, directory: &OwnedFd) -> std::result::Result<u64, OpenError> {
+        let stat = fstat(directory).map_err(|error| OpenError::Start(error.into()))?;
+        Ok(stat.st_dev)
+    }
+
+    /// The directory of a file.
+    pub(crate) fn home(&self, name: &Name) -> Result<Home<'_>> {
+        match &name.shard {
+            None => Ok(Home::Flat(self.objects())),
+            Some(shard) => Ok(Home::Shard(self.open_shard(shard)?)),
+        }
+    }
+
+    /// A directory of objects.
+    pub(crate) fn open_shard(&self, shard: &str) -> Result<OwnedFd> {
+        openat(&self.objects, shard, DIRECTORY, Mode::empty())
+    }
+
+    /// The directory of a file, made if it is not there; with `durable` so that it is there after a power failure, too.
+    pub(crate) fn make_home(&self, name: &Name, durable: bool) -> Result<Home<'_>> {
+        match self.home(name) {
+            Err(Errno::NOENT) => {}
+            result => return result,
+        }
+        if let Some(shard) = &name.shard {
+            match mkdirat(&self.objects, shard, Mode::from(DIRECTORY_MODE)) {
+                Ok(()) if durable => fsync(&self.objects)?,
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.home(name)
+    }
+
+    /// The file of an object; `None` if there is none.
+    pub(crate) fn look(&self, name: &Name) -> Result<Option<Stat>> {
+        let found = self
+            .home(name)
+            .and_then(|home| statat(&home, &*name.file, AtFlags::SYMLINK_NOFOLLOW));
+        match found {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the file of an object, if there is one.
+    pub(crate) fn remove(&self, name: &Name) -> Result<()> {
+        let removed = self
+            .home(name)
+            .and_then(|home| unlinkat(&home, &*name.file, AtFlags::empty()));
+        match removed {
+            Err(Errno::NOENT) => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// Whether a file is one that may hold an object.
+pub(crate) fn is_file(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+/// Opens a directory anew, to read what is in it.
+pub(crate) fn entries(directory: BorrowedFd<'_>, path: &str) -> Result<Dir> {
+    Dir::new(openat(directory, path, DIRECTORY, Mode::empty())?)
+}
+
+fn make(path: &Path) -> std::result::Result<(), OpenError> {
+    let mut builder = DirBuilder::new();
+    let made = builder.recursive(true).mode(DIRECTORY_MODE).create(path);
+    made.map_err(|source| OpenError::Io {
+        action: "make the directory",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn open(path: &Path, flags: OFlags) -> std::result::Result<OwnedFd, OpenError> {
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|source| OpenError::Io {
+        action: "open the directory",
+        path: path.to_owned(),
+        source: source.into(),
+    })
+}
