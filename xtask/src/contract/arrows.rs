@@ -100,6 +100,8 @@ const BINARY: &str = "ondol-bin";
 const CONTRACT: &str = "ondol-plugin";
 const CATALOGUE: &str = "ondol-catalog";
 const TESTKIT: &str = "ondol-testkit";
+/// Opens connectors that are written in C, as their tests must.
+const CONNECTOR: &str = "ondol-connector";
 
 /// Crates that only some rooms may name: the crate, who may, and why the others may not.
 const RESERVED: &[(&str, &[&str], &str)] = &[
@@ -243,8 +245,9 @@ fn arrow(
     match (package.place, target) {
         (Place::Other, _) => None,
         (Place::Vendor, _) => {
-            let allowed = to == CONTRACT || (to == TESTKIT && dependency.dev);
-            (!allowed).then(|| format!("plugin {from} depends on {to}: a plugin uses {CONTRACT} and, in its tests, {TESTKIT}, and no other crate of ours"))
+            let allowed =
+                to == CONTRACT || ((to == TESTKIT || to == CONNECTOR) && dependency.dev);
+            (!allowed).then(|| format!("plugin {from} depends on {to}: a plugin uses {CONTRACT} and, in its tests, {TESTKIT} and {CONNECTOR}, and no other crate of ours"))
         }
         (Place::Room, Place::Vendor) if from == BINARY => (!dependency.optional)
             .then(|| format!("{BINARY} depends on plugin {to} without a feature: make it optional, under a feature of that name")),
