@@ -34,6 +34,8 @@ pub struct Capabilities {
     pub skips_duplicates: bool,
     /// Usage counts exactly the stored lengths; without it, at least them.
     pub exact_usage: bool,
+    /// Usage is complete some time after the start; without it, it counts what was stored, found or loaded since.
+    pub completes_usage: bool,
     /// A batch without a key may be refused with an error.
     pub refuses_empty_batches: bool,
     /// It makes room by itself: it is opened with a capacity of at most 64 MiB.
@@ -49,6 +51,7 @@ impl Default for Capabilities {
             deletes: true,
             skips_duplicates: true,
             exact_usage: true,
+            completes_usage: true,
             refuses_empty_batches: false,
             evicts: false,
         }
@@ -95,6 +98,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_overhead(mut self) -> Self {
         self.exact_usage = false;
+        self
+    }
+
+    /// With usage that counts only what was stored, found or loaded since the start.
+    #[must_use]
+    pub const fn learning_usage(mut self) -> Self {
+        self.completes_usage = false;
         self
     }
 

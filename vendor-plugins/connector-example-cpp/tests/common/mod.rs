@@ -8,29 +8,29 @@ use ondol_plugin::inventory;
 use ondol_plugin::l2::{L2Adapter, NativeConnector, NativeConnectorFactory, OpenContext};
 use serde_json::{Value, json};
 
-pub fn factory(class: &str) -> &'static NativeConnectorFactory {
+pub(crate) fn factory(class: &str) -> &'static NativeConnectorFactory {
     inventory::iter::<NativeConnectorFactory>
         .into_iter()
         .find(|factory| factory.class_name() == class)
         .expect("the crate submits it")
 }
 
-pub fn table(class: &str) -> Table {
+pub(crate) fn table(class: &str) -> Table {
     let entry = factory(class).c_entry().expect("it is written in C++");
     Table::linked(entry).expect("its table can be read")
 }
 
-pub fn open(class: &str, parameters: &Value) -> anyhow::Result<Box<dyn NativeConnector>> {
+pub(crate) fn open(class: &str, parameters: &Value) -> anyhow::Result<Box<dyn NativeConnector>> {
     let parameters = parameters.as_object().expect("an object");
     let context = OpenContext::new("example");
     Ok(table(class).open(class, parameters, &context)?)
 }
 
-pub fn connector(class: &str, dir: &Path) -> anyhow::Result<Box<dyn NativeConnector>> {
+pub(crate) fn connector(class: &str, dir: &Path) -> anyhow::Result<Box<dyn NativeConnector>> {
     open(class, &json!({"base_path": dir, "num_workers": 3}))
 }
 
-pub fn adapter(class: &str, dir: &Path) -> anyhow::Result<Box<dyn L2Adapter>> {
+pub(crate) fn adapter(class: &str, dir: &Path) -> anyhow::Result<Box<dyn L2Adapter>> {
     let bridge = Bridge::new("example", connector(class, dir)?, BridgeOptions::default())?;
     Ok(Box::new(bridge))
 }

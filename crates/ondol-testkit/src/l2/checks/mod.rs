@@ -181,6 +181,7 @@ impl<'a> Bench<'a> {
             self.open_at(self.dir.path())?,
             self.at,
             self.subject.patience,
+            self.can().completes_usage,
         )
     }
 
