@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, value};
 
@@ -26,10 +26,69 @@ pub struct Options {
 pub enum Kind {
     /// Behaviour at the handler's seams
     Handler,
-    /// A storage backend (comes with the L2 pipeline; not in this version)
+    /// A storage backend
     L2,
-    /// A storage backend in the six-method form (as `l2`)
+    /// A storage backend in the six-method form
     Connector,
+}
+
+/// What is written for a kind of plugin: the manifest within this workspace, the one for elsewhere, and the sources.
+struct Template {
+    in_tree: &'static str,
+    out_of_tree: &'static str,
+    files: &'static [(&'static str, &'static str)],
+}
+
+macro_rules! template {
+    ($kind:literal, $($file:literal => $source:literal),*) => {
+        Template {
+            in_tree: include_str!(concat!("../templates/", $kind, "/in-tree.toml")),
+            out_of_tree: include_str!(concat!("../templates/", $kind, "/out-of-tree.toml")),
+            files: &[$(($file, include_str!(concat!("../templates/", $kind, "/", $source)))),*],
+        }
+    };
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Handler, Self::L2, Self::Connector];
+
+    /// What the names of its crates begin with.
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Handler => "handler-",
+            Self::L2 => "l2-",
+            Self::Connector => "connector-",
+        }
+    }
+
+    const fn template(self) -> Template {
+        match self {
+            Self::Handler => template!(
+                "handler",
+                "src/lib.rs" => "lib.rs",
+                "src/config.rs" => "config.rs",
+                "src/plugin.rs" => "plugin.rs",
+                "src/docs.md" => "docs.md",
+                "tests/conformance.rs" => "conformance.rs"
+            ),
+            Self::L2 => template!(
+                "l2",
+                "src/lib.rs" => "lib.rs",
+                "src/config.rs" => "config.rs",
+                "src/adapter.rs" => "adapter.rs",
+                "src/docs.md" => "docs.md",
+                "tests/conformance.rs" => "conformance.rs"
+            ),
+            Self::Connector => template!(
+                "connector",
+                "src/lib.rs" => "lib.rs",
+                "src/config.rs" => "config.rs",
+                "src/connector.rs" => "connector.rs",
+                "src/docs.md" => "docs.md",
+                "tests/conformance.rs" => "conformance.rs"
+            ),
+        }
+    }
 }
 
 /// The names of a plugin in the places where it has one.
@@ -44,19 +103,9 @@ struct Names {
 /// Writes the crate and, within this workspace, names it in the thin binary.
 ///
 /// # Errors
-/// A name that is no plugin's, a directory in use, a kind that does not exist yet.
+/// A name that is no plugin's, a directory in use.
 pub fn run(options: &Options) -> Result<()> {
-    if options.kind != Kind::Handler {
-        let kind = options.kind.to_possible_value();
-        let kind = kind
-            .map(|kind| kind.get_name().to_owned())
-            .unwrap_or_default();
-        bail!(
-            "plugins of kind {kind} come with the L2 pipeline, which this version does not have; --kind handler is \
-             what there is"
-        );
-    }
-    let names = Names::of(&options.name)?;
+    let names = Names::of(options.kind, &options.name)?;
     let workspace = Workspace::load()?;
     let inside = workspace.root.join("vendor-plugins").join(&names.package);
     let dir = options.path.clone().unwrap_or(inside);
@@ -68,43 +117,21 @@ pub fn run(options: &Options) -> Result<()> {
         "{} is not empty; choose another name, or delete it if nothing needs it",
         dir.display()
     );
+    let template = options.kind.template();
     let manifest = match &options.path {
-        None => names.fill(include_str!("../templates/handler/in-tree.toml")),
-        Some(_) => outside_manifest(&workspace, &names)?,
+        None => names.fill(template.in_tree),
+        Some(_) => outside_manifest(&workspace, &names, template.out_of_tree)?,
     };
     if options.path.is_none() {
         // First, since it can fail where the binary is not as expected.
         edit_binary(&workspace, &names)?;
     }
-    let files = [
-        ("Cargo.toml", manifest),
-        (
-            "src/lib.rs",
-            names.fill(include_str!("../templates/handler/lib.rs")),
-        ),
-        (
-            "src/config.rs",
-            names.fill(include_str!("../templates/handler/config.rs")),
-        ),
-        (
-            "src/plugin.rs",
-            names.fill(include_str!("../templates/handler/plugin.rs")),
-        ),
-        (
-            "src/docs.md",
-            names.fill(include_str!("../templates/handler/docs.md")),
-        ),
-        (
-            "tests/conformance.rs",
-            names.fill(include_str!("../templates/handler/conformance.rs")),
-        ),
-    ];
     for folder in ["src", "tests"] {
         std::fs::create_dir_all(dir.join(folder))?;
     }
-    for (name, text) in files {
-        std::fs::write(dir.join(name), text)
-            .with_context(|| format!("write {}", dir.join(name).display()))?;
+    write(&dir.join("Cargo.toml"), &manifest)?;
+    for (name, text) in template.files {
+        write(&dir.join(name), &names.fill(text))?;
     }
     // Names differ in length and in their place in the alphabet, so the formatter has the last word.
     let mut fmt = workspace::cargo();
@@ -130,8 +157,8 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 impl Names {
-    fn of(name: &str) -> Result<Self> {
-        let plugin = name.strip_prefix("handler-").unwrap_or(name);
+    fn of(kind: Kind, name: &str) -> Result<Self> {
+        let plugin = name.strip_prefix(kind.prefix()).unwrap_or(name);
         let legal = |part: &str| {
             !part.is_empty()
                 && part
@@ -146,7 +173,7 @@ impl Names {
         let capital = |part: &str| part[..1].to_uppercase() + &part[1..];
         Ok(Self {
             plugin: plugin.to_owned(),
-            package: format!("handler-{plugin}"),
+            package: format!("{}{plugin}", kind.prefix()),
             type_name: plugin.split('-').map(capital).collect(),
             variable: format!("ONDOL_{}", plugin.replace('-', "_").to_uppercase()),
         })
@@ -155,6 +182,7 @@ impl Names {
     fn fill(&self, template: &str) -> String {
         template
             .replace("{{plugin}}", &self.plugin)
+            .replace("{{type}}", &self.plugin.replace('-', "_"))
             .replace("{{crate}}", &self.package)
             .replace("{{module}}", &self.package.replace('-', "_"))
             .replace("{{Type}}", &self.type_name)
@@ -162,7 +190,7 @@ impl Names {
     }
 }
 
-fn outside_manifest(workspace: &Workspace, names: &Names) -> Result<String> {
+fn outside_manifest(workspace: &Workspace, names: &Names, template: &str) -> Result<String> {
     let path_to = |name: &str| {
         let path = workspace.root.join("crates").join(name);
         let path = path.to_str().context("the checkout's path is no UTF-8")?;
@@ -179,10 +207,11 @@ fn outside_manifest(workspace: &Workspace, names: &Names) -> Result<String> {
             .with_context(|| format!("{name} is not in the graph"))
     };
     Ok(names
-        .fill(include_str!("../templates/handler/out-of-tree.toml"))
+        .fill(template)
         .replace("{{contract}}", &path_to("ondol-plugin")?)
         .replace("{{testkit}}", &path_to("ondol-testkit")?)
         .replace("{{anyhow}}", &version("anyhow")?)
+        .replace("{{serde}}", &version("serde")?)
         .replace("{{serde_json}}", &version("serde_json")?))
 }
 
@@ -259,7 +288,8 @@ fn with_use(source: &str, package: &str) -> Result<String> {
             .trim()
             .strip_prefix('"')
             .and_then(|line| line.strip_suffix("\","));
-        name.is_some_and(|name| name.starts_with("handler-"))
+        let is_plugin = |name: &str| Kind::ALL.iter().any(|kind| name.starts_with(kind.prefix()));
+        name.is_some_and(is_plugin)
     };
     let last = lines.iter().rposition(entry);
     let opening = || {
@@ -286,8 +316,11 @@ mod tests {
 
     #[test]
     fn names_follow_from_the_plugins() {
-        let names = Names::of("acme-hint2").unwrap();
-        assert_eq!(names, Names::of("handler-acme-hint2").unwrap());
+        let names = Names::of(Kind::Handler, "acme-hint2").unwrap();
+        assert_eq!(
+            names,
+            Names::of(Kind::Handler, "handler-acme-hint2").unwrap()
+        );
         let Names {
             plugin,
             package,
@@ -303,6 +336,9 @@ mod tests {
                 "ONDOL_ACME_HINT2"
             ]
         );
+        let backend = Names::of(Kind::L2, "acme-disk").unwrap();
+        assert_eq!(backend.package, "l2-acme-disk");
+        assert_eq!(backend.fill("{{type}} {{Type}}"), "acme_disk AcmeDisk");
         for bad in [
             "",
             "Acme",
@@ -314,7 +350,7 @@ mod tests {
             "é",
         ] {
             assert!(
-                Names::of(bad)
+                Names::of(Kind::Handler, bad)
                     .unwrap_err()
                     .to_string()
                     .contains("lower-case"),
