@@ -1,5 +1,7 @@
 //! Named after the faults that they guard against.
 
 mod failures;
+mod life;
 mod planning;
+mod random;
 mod rig;
