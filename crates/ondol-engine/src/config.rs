@@ -1,10 +1,16 @@
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
+use ondol_host::l2::Backend;
 use ondol_memory::{
     DeviceEnv, DeviceError, DeviceUri, Durability, LogError, LogOptions, OpenOptions,
     REGION_ALIGNMENT,
 };
+use ondol_plugin::l2::L1Mapping;
 use ondol_shm::HandleSecret;
+use ondol_tiering::TieringConfig;
 
 /// How an engine is built.
 #[derive(Debug)]
@@ -28,6 +34,8 @@ pub struct EngineConfig {
     pub persistence: Option<Persistence>,
     /// Whether objects of the last run are checked before they are served.
     pub verify: Verify,
+    /// Storage behind the pool; by default there is none.
+    pub l2: Option<L2Config>,
     /// The identity of this boot of the machine; by default the kernel says it.
     pub boot_id: Option<String>,
 }
@@ -45,8 +53,50 @@ impl EngineConfig {
             secret: None,
             persistence: None,
             verify: Verify::default(),
+            l2: None,
             boot_id: None,
         }
+    }
+}
+
+/// Opens storage backends over a pool that is mapped like this; the first one has the highest priority.
+type OpenBackends = dyn Fn(&[L1Mapping]) -> Result<Vec<Arc<Backend>>, String> + Send + Sync;
+
+/// Storage behind the pool.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct L2Config {
+    open: Arc<OpenBackends>,
+    /// How objects move between memory and storage.
+    pub tiering: TieringConfig,
+    /// How long closing waits for what is still to be stored, and for backends to end.
+    pub close_deadline: Duration,
+}
+
+impl L2Config {
+    /// Storage whose backends `open` makes once the pool stands; the first one has the highest priority. Why it cannot is
+    /// said in words, and ends the start.
+    pub fn with(
+        open: impl Fn(&[L1Mapping]) -> Result<Vec<Arc<Backend>>, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            open: Arc::new(open),
+            tiering: TieringConfig::default(),
+            close_deadline: Duration::from_secs(5),
+        }
+    }
+
+    pub(crate) fn open(&self, mappings: &[L1Mapping]) -> Result<Vec<Arc<Backend>>, String> {
+        (self.open)(mappings)
+    }
+}
+
+impl fmt::Debug for L2Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("L2Config")
+            .field("tiering", &self.tiering)
+            .field("close_deadline", &self.close_deadline)
+            .finish_non_exhaustive()
     }
 }
 
@@ -178,7 +228,10 @@ pub enum EngineError {
     /// The log could not be closed, so that the next start will not find the mark of a clean stop.
     #[error("the log could not be closed: {0}")]
     Close(#[from] ondol_memory::JournalError),
+    /// Storage behind the pool could not be opened.
+    #[error("{0}")]
+    Storage(String),
     /// A thread could not be started.
-    #[error("no thread to load the objects of the last run: {0}")]
+    #[error("cannot start a thread of the engine: {0}; raise the limit of threads")]
     Thread(std::io::Error),
 }

@@ -1,8 +1,7 @@
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -11,11 +10,14 @@ use ondol_directory::{AttachError, Directory, DirectoryError, Newcomer, Reclaime
 use ondol_memory::{Backing, Device, DeviceUri, Durability, LogStats};
 use ondol_protocol::{ClientId, ClientInfo, Commit, ControlError, EngineStats};
 use ondol_shm::{ForkGuard, HandleSecret, Process, ProcessIdentity, create_lease_table};
+use ondol_tiering::Tiering;
 use parking_lot::{Mutex, RwLock};
 
 use crate::Session;
-use crate::config::{EngineConfig, EngineError};
+use crate::config::{EngineConfig, EngineError, L2Config};
 use crate::start::{self, Adopted, Kept, Parts, RestartReport};
+use crate::sync::sync_bytes;
+use crate::tier::Tier;
 
 /// What the engine knows of a client besides what the directory keeps.
 #[derive(Debug)]
@@ -58,6 +60,9 @@ pub struct Engine {
     /// Whether the engine is closed; held by those who commit, so that closing waits for them.
     closed: RwLock<bool>,
     loader: Mutex<Option<Loader>>,
+    /// Held while the engine is being closed.
+    closing: Mutex<()>,
+    tier: OnceLock<Tier>,
     home: ForkGuard,
     // Last, so that the devices' locks outlive everything that uses their bytes.
     devices: Arc<[Device]>,
@@ -130,7 +135,7 @@ impl Engine {
             (id, Attached { pid: 0, standing })
         });
         let clients = clients.chain(dead);
-        Ok(Arc::new(Self {
+        let engine = Self {
             directory,
             secret,
             // 0 means none on the wire.
@@ -144,9 +149,46 @@ impl Engine {
             kept,
             closed: RwLock::new(false),
             loader: Mutex::new(loader),
+            closing: Mutex::new(()),
+            tier: OnceLock::new(),
             home: ForkGuard::new(),
             devices,
-        }))
+        };
+        if let Some(l2) = &config.l2
+            && let Err(error) = engine.open_tier(l2)
+        {
+            engine.give_up();
+            return Err(error);
+        }
+        Ok(Arc::new(engine))
+    }
+
+    fn open_tier(&self, config: &L2Config) -> Result<(), EngineError> {
+        let mut instance = [0; 16];
+        getrandom::fill(&mut instance)?;
+        let client = self
+            .let_in(None, instance)
+            .map_err(|error| EngineError::Storage(error.to_string()))?;
+        let tier = Tier::open(
+            config,
+            &self.directory,
+            &self.devices,
+            client,
+            self.promises_durable_bytes(),
+        )?;
+        let _ = self.tier.set(tier);
+        Ok(())
+    }
+
+    /// Leaves a pool that is kept to the next start, and nothing of any other.
+    fn give_up(&self) {
+        let ended = match &self.kept {
+            Some(_) => self.close(),
+            None => self.remove_files(),
+        };
+        if let Err(error) = ended {
+            tracing::warn!(%error, "the pool of an engine that cannot start is not left as it should be");
+        }
     }
 
     /// Lets a client in that knows itself by the random number `instance`. `process` is the process it lives in, or
@@ -160,6 +202,16 @@ impl Engine {
         process: Option<&Process>,
         instance: [u8; 16],
     ) -> Result<Arc<Session>, ControlError> {
+        let (id, lease_table) = self.let_in(process, instance)?;
+        Ok(self.session(id, lease_table))
+    }
+
+    /// Lets a client in: its name and its lease table.
+    fn let_in(
+        &self,
+        process: Option<&Process>,
+        instance: [u8; 16],
+    ) -> Result<(ClientId, OwnedFd), ControlError> {
         self.forget_departed();
         let failed =
             |error: String| ControlError::Failed(format!("no place for a new client: {error}"));
@@ -200,7 +252,7 @@ impl Engine {
         {
             attached.standing = Standing::Here;
         }
-        Ok(self.session(id, lease_table))
+        Ok((id, lease_table))
     }
 
     fn session(self: &Arc<Self>, id: ClientId, lease_table: OwnedFd) -> Arc<Session> {
@@ -355,7 +407,24 @@ impl Engine {
                 .get(&ClientId(client.id))
                 .map_or(0, |attached| attached.pid);
         }
+        drop(pids);
+        stats.l2 = self.tier().map(|tier| tier.tiering.stats());
         stats
+    }
+
+    /// The storage behind the pool, if there is any.
+    pub fn tiering(&self) -> Option<&Arc<Tiering>> {
+        self.tier().map(|tier| &tier.tiering)
+    }
+
+    pub(crate) fn tier(&self) -> Option<&Tier> {
+        self.tier.get()
+    }
+
+    /// Why the engine works in part only, if it does: a storage backend that was said to be required is out of use. Everything
+    /// else works.
+    pub fn degraded(&self) -> Option<String> {
+        self.tier()?.broken()
     }
 
     /// Whether the engine is closed, or is being closed now.
@@ -378,10 +447,14 @@ impl Engine {
     /// # Errors
     /// [`EngineError`]; then the mark is missing, and everything that was acknowledged is kept as promised.
     pub fn close(&self) -> Result<(), EngineError> {
+        let _alone = self.closing.lock();
         // Waits for commits that are on their way; what comes later is refused.
-        let mut closed = self.closed.write();
-        if std::mem::replace(&mut *closed, true) {
+        if std::mem::replace(&mut *self.closed.write(), true) {
             return Ok(());
+        }
+        if let Some(tier) = self.tier() {
+            tier.close();
+            failpoint!("close.tier_closed");
         }
         self.stop_loading();
         self.forget_departed();
@@ -436,12 +509,9 @@ impl Engine {
                 "the engine is being stopped".to_owned(),
             ));
         }
-        if self
-            .kept
-            .as_ref()
-            .is_some_and(|kept| kept.durability == Durability::Fsync)
-        {
-            self.sync(commits).map_err(|error| {
+        if self.promises_durable_bytes() {
+            let places = commits.iter().map(|commit| &commit.location);
+            sync_bytes(&self.directory, &self.devices, places).map_err(|error| {
                 ControlError::Failed(format!("the objects' bytes are not durable: {error}"))
             })?;
             failpoint!("commit.bytes_synced");
@@ -449,29 +519,9 @@ impl Engine {
         commit()
     }
 
-    /// Makes the bytes of these objects durable, once for each file.
-    fn sync(&self, commits: &[Commit]) -> std::io::Result<()> {
-        let mut ranges: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
-        self.directory.with_pool(|pool| {
-            for Commit { location, .. } in commits {
-                let Some(region) = pool.region(location.page.region) else {
-                    continue;
-                };
-                let (extent, stride) = (region.extent(), region.stride());
-                let start = u64::from(location.page.index).saturating_mul(stride);
-                // What does not fit is refused later.
-                let range = start.min(extent.len)..start.saturating_add(stride).min(extent.len);
-                let file = ranges.entry(extent.backing.0 as usize).or_default();
-                file.push(extent.offset + range.start..extent.offset + range.end);
-            }
-        });
-        let mut backings = self.backings().enumerate();
-        for (wanted, ranges) in ranges {
-            if let Some((_, file)) = backings.find(|(index, _)| *index == wanted) {
-                file.sync_ranges(ranges.into_iter())?;
-            }
-        }
-        Ok(())
+    fn promises_durable_bytes(&self) -> bool {
+        let kept = self.kept.as_ref();
+        kept.is_some_and(|kept| kept.durability == Durability::Fsync)
     }
 
     pub(crate) fn directory(&self) -> &Directory {
@@ -492,6 +542,11 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // The thread is not there in a forked child.
         if self.home.is_home() {
+            if let Some(tier) = self.tier.get()
+                && !*self.closed.get_mut()
+            {
+                tier.close();
+            }
             self.stop_loading();
         }
     }

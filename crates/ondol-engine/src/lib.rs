@@ -1,6 +1,6 @@
 //! The house: builds the rooms of the server's side in order, and is what its doors open on.
 //!
-//! An [`Engine`] owns the memory devices, the pool and the directory. A client is let in by
+//! An [`Engine`] owns the memory devices, the pool, the directory and the storage tier. A client is let in by
 //! [`Engine::attach`] and speaks to the engine through its [`Session`], which is a
 //! [`ControlPlane`](ondol_protocol::ControlPlane): directly when it lives in the same process, through a server's
 //! door otherwise.
@@ -21,11 +21,14 @@
 mod books;
 mod config;
 mod engine;
+mod promises;
 mod reader;
 mod session;
 mod start;
+mod sync;
+mod tier;
 
-pub use config::{EngineConfig, EngineError, Persistence, Verify};
+pub use config::{EngineConfig, EngineError, L2Config, Persistence, Verify};
 pub use engine::Engine;
 pub use ondol_memory::Durability;
 pub use session::Session;

@@ -1,17 +1,19 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ondol_directory::DirectoryError;
 use ondol_memory::{MIN_PAGE_BYTES, Region};
 use ondol_plugin::{Key, RegionId, RegionSpan};
 use ondol_protocol::{
     Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
-    EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, RegionInfo, Retrieve,
-    Retrieved, StaleReason,
+    EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, Prefetch, Prefetched,
+    RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_shm::{BackingId, ForkGuard, RegionHandle};
 
 use crate::Engine;
+use crate::tier::Wish;
 
 /// One client of an engine. When the last reference goes, the client leaves.
 #[derive(Debug)]
@@ -170,10 +172,59 @@ impl ControlPlane for Session {
     }
 
     fn retrieve(&self, request: &Retrieve) -> Result<Retrieved, ControlError> {
-        self.engine
-            .directory()
-            .retrieve(self.info.id, request)
-            .map_err(self.explain(0))
+        let directory = self.engine.directory();
+        let id = self.info.id;
+        let retrieve = || directory.retrieve(id, request).map_err(self.explain(0));
+        let Some(tier) = self.engine.tier() else {
+            return retrieve();
+        };
+        if request.wait_ms == 0 {
+            let found = retrieve()?;
+            tier.used(&request.keys, &found);
+            return Ok(found);
+        }
+        let whole = directory.retrieve_whole(id, request);
+        if let Some(whole) = whole.map_err(self.explain(0))? {
+            tier.used(&request.keys, &whole);
+            return Ok(whole);
+        }
+        let wish = Wish {
+            keys: &request.keys,
+            group: request.group,
+            prefix: request.prefix,
+            expected_len: request.expected_len,
+        };
+        let brought = tier.bring(wish, Duration::from_millis(request.wait_ms.into()));
+        // What was brought is leased by the storage tier until the client has leased it.
+        let found = retrieve()?;
+        tier.used(&request.keys, &found);
+        if brought.loaded > 0 {
+            let hits = found.hits.iter().flatten().count() as u64;
+            directory.count_l2_hits(id, brought.loaded.min(hits));
+        }
+        Ok(Retrieved {
+            pending: brought.pending,
+            ..found
+        })
+    }
+
+    fn prefetch(&self, request: &Prefetch) -> Result<Prefetched, ControlError> {
+        let mut pending = false;
+        if let Some(tier) = self.engine.tier() {
+            let wish = Wish::from(request);
+            if request.wait_ms > 0 {
+                let brought = tier.bring(wish, Duration::from_millis(request.wait_ms.into()));
+                pending = brought.pending;
+                tier.keep(brought);
+            } else {
+                pending = tier.promote(wish);
+            }
+        }
+        let found = self.locate(&request.keys)?;
+        Ok(Prefetched {
+            found: found.iter().map(Option::is_some).collect(),
+            pending,
+        })
     }
 
     fn locate(&self, keys: &[Key]) -> Result<Vec<Option<Hit>>, ControlError> {

@@ -7,7 +7,7 @@ use ondol_catalog::linkme::distributed_slice;
 use ondol_catalog::{METRICS, Metric, MetricKind};
 use ondol_engine::RestartReport;
 use ondol_memory::LogStats;
-use ondol_protocol::{ClassStats, EngineStats};
+use ondol_protocol::{BackendStats, ClassStats, EngineStats, L2Stats};
 
 use super::Sample;
 
@@ -58,6 +58,24 @@ rows! {
     LOG_CHECKPOINTS Counter "ondol_log_checkpoints_total" "Checkpoints of the log.";
     LOG_FAILED_CHECKPOINTS Counter "ondol_log_failed_checkpoints_total"
         "Checkpoints of the log that could not be made.";
+    L2_STORE_QUEUE Gauge "ondol_l2_store_queue_objects" "Objects that wait to be stored.";
+    L2_STORE_QUEUE_LIMIT Gauge "ondol_l2_store_queue_limit_objects"
+        "Objects that may wait to be stored before the rest is left to be found later.";
+    L2_PREFETCHES Gauge "ondol_l2_prefetches" "Requests to bring objects from storage that are under way.";
+    L2_LOADING Gauge "ondol_l2_loading_bytes" "Bytes of pages that loads are filling.";
+    L2_CAPTIVE Gauge "ondol_l2_captive_bytes"
+        "Bytes that tasks of storage nobody waits for any more may still touch.";
+    L2_USED Gauge "ondol_l2_used_bytes" "Bytes that objects take in a storage backend.";
+    L2_CAPACITY Gauge "ondol_l2_capacity_bytes" "Bytes that objects may take in a storage backend.";
+    L2_OBJECTS Gauge "ondol_l2_objects" "Objects in a storage backend.";
+    L2_COMPLETE Gauge "ondol_l2_usage_is_complete"
+        "1 once everything in a storage backend is counted, else 0.";
+    L2_TASKS Gauge "ondol_l2_tasks" "Stores, lookups and loads of a storage backend that have not finished.";
+    L2_CAPTIVE_TASKS Gauge "ondol_l2_captive_tasks" "Those among them that nobody waits for any more.";
+    L2_HEALTHY Gauge "ondol_l2_healthy" "1 while a storage backend works as it should, else 0.";
+    L2_BREAKER Gauge "ondol_l2_breaker_open"
+        "1 while nothing is stored in a storage backend because it failed too often, else 0.";
+    L2_DRAINING Gauge "ondol_l2_draining" "1 while a storage backend is taken out of use, else 0.";
     START_TIME Gauge "process_start_time_seconds"
         "When the server was started, in seconds since 1970 began.";
 }
@@ -112,6 +130,50 @@ fn of_class(class: &ClassStats) -> [Sample; 5] {
         (&CLASS_COMMITTED, class.committed),
     ]
     .map(|(metric, value)| Sample::new(metric, value).labelled("stride", class.stride))
+}
+
+/// The figures of storage. What is counted for each backend stands under its name only, so that the sum of all is not counted
+/// twice.
+pub(super) fn of_storage(l2: &L2Stats) -> Vec<Sample> {
+    let mut samples = vec![
+        Sample::new(&L2_STORE_QUEUE, l2.store_queue),
+        Sample::new(&L2_STORE_QUEUE_LIMIT, l2.store_queue_limit),
+        Sample::new(&L2_PREFETCHES, l2.prefetches),
+        Sample::new(&L2_LOADING, l2.loading_bytes),
+        Sample::new(&L2_CAPTIVE, l2.captive_bytes),
+    ];
+    samples.extend(l2.backends.iter().flat_map(of_backend));
+    let is_of_backends = |name: &String| {
+        let mut backends = l2.backends.iter();
+        backends.any(|backend| backend.counters.contains_key(name))
+    };
+    let counters = l2.counters.iter().filter(|(name, _)| !is_of_backends(name));
+    samples.extend(counters.filter_map(|(name, value)| {
+        let metric = ROWS.get(name.as_str())?;
+        Some(Sample::new(metric, *value))
+    }));
+    samples
+}
+
+fn of_backend(backend: &BackendStats) -> Vec<Sample> {
+    let mut samples = vec![
+        Sample::new(&L2_USED, backend.used_bytes),
+        Sample::new(&L2_OBJECTS, backend.objects),
+        Sample::new(&L2_COMPLETE, backend.is_complete),
+        Sample::new(&L2_TASKS, backend.tasks),
+        Sample::new(&L2_CAPTIVE_TASKS, backend.captive_tasks),
+        Sample::new(&L2_HEALTHY, backend.health == "healthy"),
+        Sample::new(&L2_BREAKER, backend.breaker_open),
+        Sample::new(&L2_DRAINING, backend.draining),
+    ];
+    let capacity = backend.capacity_bytes;
+    samples.extend(capacity.map(|capacity| Sample::new(&L2_CAPACITY, capacity)));
+    samples.extend(backend.counters.iter().filter_map(|(name, value)| {
+        let metric = ROWS.get(name.as_str())?;
+        Some(Sample::new(metric, *value))
+    }));
+    let name = |sample: Sample| sample.labelled("backend", &backend.name);
+    samples.into_iter().map(name).collect()
 }
 
 /// How the log fares.
@@ -192,5 +254,41 @@ mod tests {
             );
         }
         assert!(!page.contains("unheard_of"));
+    }
+
+    #[test]
+    fn what_is_counted_for_each_backend_stands_under_its_name_only() {
+        let backend = |name: &str, stored| BackendStats {
+            name: name.to_owned(),
+            health: "healthy".to_owned(),
+            used_bytes: 10 * stored,
+            counters: BTreeMap::from([("ondol_commits_total".to_owned(), stored)]),
+            ..BackendStats::default()
+        };
+        let l2 = L2Stats {
+            backends: vec![backend("fs#0", 2), backend("s3#1", 3)],
+            store_queue: 7,
+            counters: BTreeMap::from([
+                ("ondol_commits_total".to_owned(), 5),
+                ("ondol_deletes_total".to_owned(), 4),
+            ]),
+            ..L2Stats::default()
+        };
+        let page = render(of_storage(&l2));
+        for line in [
+            "ondol_l2_store_queue_objects 7",
+            "ondol_l2_used_bytes{backend=\"fs#0\"} 20",
+            "ondol_l2_healthy{backend=\"s3#1\"} 1",
+            "ondol_commits_total{backend=\"fs#0\"} 2",
+            "ondol_commits_total{backend=\"s3#1\"} 3",
+            "ondol_deletes_total 4",
+        ] {
+            assert!(
+                page.lines().any(|found| found == line),
+                "{line:?} in {page}"
+            );
+        }
+        assert!(!page.contains("ondol_commits_total 5"));
+        assert!(!page.contains("ondol_l2_capacity_bytes"));
     }
 }

@@ -50,6 +50,8 @@ pub enum Health {
     Good,
     /// It does, and is still busy with what is said here in a few words.
     Busy(String),
+    /// It does, but for a part that can be done without for a while; which, in one line.
+    Degraded(String),
     /// Something does not work; why, in one line.
     Bad(String),
 }
@@ -346,6 +348,9 @@ fn health(shared: &Shared) -> Response<Full<Bytes>> {
     match shared.observed.health() {
         Health::Good => text_answer(StatusCode::OK, "ok\n"),
         Health::Busy(with) => text_answer(StatusCode::OK, format!("ok, {}\n", one_line(&with))),
+        Health::Degraded(why) => {
+            text_answer(StatusCode::OK, format!("degraded: {}\n", one_line(&why)))
+        }
         Health::Bad(why) => text_answer(
             StatusCode::SERVICE_UNAVAILABLE,
             format!("{}\n", one_line(&why)),

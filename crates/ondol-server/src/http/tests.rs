@@ -100,6 +100,11 @@ fn health_is_told_in_a_status_and_a_line() {
             "ok, loading 3 of 5\n",
         ),
         (
+            Health::Degraded("fs#0 is out\nof use".into()),
+            200,
+            "degraded: fs#0 is out of use\n",
+        ),
+        (
             Health::Bad("the log\ncannot be written".into()),
             503,
             "the log cannot be written\n",

@@ -30,7 +30,10 @@ impl Observed for Watched {
     fn health(&self) -> Health {
         match self.engine.health() {
             Err(why) => Health::Bad(why),
-            Ok(()) if self.engine.is_loaded() => Health::Good,
+            Ok(()) if self.engine.is_loaded() => match self.engine.degraded() {
+                Some(why) => Health::Degraded(why),
+                None => Health::Good,
+            },
             Ok(()) => {
                 let objects = self.engine.restart().objects;
                 Health::Busy(format!("loading {objects} objects of the last run"))
@@ -39,7 +42,9 @@ impl Observed for Watched {
     }
 
     fn samples(&self) -> Vec<Sample> {
-        let mut samples = figures::of_engine(&self.engine.stats());
+        let stats = self.engine.stats();
+        let mut samples = figures::of_engine(&stats);
+        samples.extend(stats.l2.iter().flat_map(figures::of_storage));
         let counters = self.door.counters();
         samples.extend(counters.map(|counter| Sample::new(counter.metric(), counter.get())));
         let is_loaded = self.engine.is_loaded();
