@@ -69,8 +69,23 @@ pub(crate) fn apart<T: Send + 'static>(
     }
 }
 
-pub(crate) fn message(payload: &(dyn Any + Send)) -> String {
+fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| payload.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a payload that is no text".to_owned())
+}
+
+/// Runs these side by side; all are joined, whatever the first of them says.
+pub(crate) fn side_by_side<'a>(
+    work: Vec<Box<dyn FnOnce() -> Outcome<()> + Send + 'a>>,
+) -> Outcome<()> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = work.into_iter().map(|work| scope.spawn(work)).collect();
+        let outcomes = threads.into_iter().map(|thread| {
+            thread.join().unwrap_or_else(|payload| {
+                complaint("backend", format!("panicked: {}", message(&*payload)))
+            })
+        });
+        outcomes.collect::<Vec<_>>().into_iter().collect()
+    })
 }

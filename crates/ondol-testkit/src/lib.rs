@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 mod apart;
+pub mod connector;
 mod fakes;
 pub mod handler;
 pub mod l2;

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
@@ -33,15 +34,25 @@ struct Shared {
     gate: RwLock<()>,
     table: Mutex<Table>,
     changed: Condvar,
+    /// From then on a descriptor may be dead.
+    is_closing: AtomicBool,
 }
 
 #[derive(Default)]
 struct Table {
-    waiting: HashMap<TaskId, Kind>,
+    waiting: HashMap<TaskId, Waiting>,
+    /// Signals seen so far, by kind.
+    signals: [u64; 3],
     ended: HashMap<TaskId, Ended>,
     given: HashSet<TaskId>,
     fault: Option<Complaint>,
     poller_is_gone: bool,
+}
+
+/// A task that has not ended, and the signals of its kind before it began.
+struct Waiting {
+    kind: Kind,
+    signals: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +102,7 @@ impl Driver {
             gate: RwLock::new(()),
             table: Mutex::default(),
             changed: Condvar::new(),
+            is_closing: AtomicBool::new(false),
         });
         let poller = thread::spawn({
             let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
@@ -138,12 +150,14 @@ impl Driver {
             .gate
             .read()
             .unwrap_or_else(PoisonError::into_inner);
+        let signals = self.shared.table().signals[kind as usize];
         let task = match submit(&*self.shared.adapter) {
             Ok(task) => task,
             Err(error) => return Ok(Err(error)),
         };
         let mut table = self.shared.table();
-        let is_new = table.waiting.insert(task, kind).is_none() && !table.given.contains(&task);
+        let waiting = Waiting { kind, signals };
+        let is_new = table.waiting.insert(task, waiting).is_none() && !table.given.contains(&task);
         if !is_new {
             return complaint(
                 place,
@@ -382,6 +396,7 @@ impl Driver {
     }
 
     pub(super) fn close(&self) -> CloseReport {
+        self.shared.is_closing.store(true, Ordering::Release);
         self.adapter("close").close(self.patience)
     }
 
@@ -435,26 +450,24 @@ impl Driver {
         if table.poller_is_gone {
             return complaint(kind.query(), "panicked");
         }
+        let before = table
+            .waiting
+            .get(&task)
+            .map_or(0, |waiting| waiting.signals);
+        let was_signalled = table.signals[kind as usize] > before;
         drop(table);
-        let _gate = self
-            .shared
-            .gate
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let gate = &self.shared.gate;
+        let _gate = gate.write().unwrap_or_else(PoisonError::into_inner);
         self.shared.take(kind);
-        match self.shared.table().ended.contains_key(&task) {
-            true => complaint(
-                kind.query(),
-                "has a result, but no signal came after it was there; publish the result first, then signal",
-            ),
-            false => complaint(
-                kind.query(),
-                format!(
-                    "had no result within {:?}; every task must end",
-                    self.patience
-                ),
-            ),
-        }
+        let is_there = self.shared.table().ended.contains_key(&task);
+        let what = match (is_there, was_signalled) {
+            (true, true) => {
+                "had no result at its signal, and has one now; publish the result first, then signal".to_owned()
+            }
+            (true, false) => "has a result of which no signal came".to_owned(),
+            (false, _) => format!("had no result within {:?}; every task must end", self.patience),
+        };
+        complaint(kind.query(), what)
     }
 }
 
@@ -508,12 +521,15 @@ impl Shared {
                     continue;
                 }
                 if !events.contains(PollFlags::IN) || !consume(kind.fd(&fds)) {
-                    let what = format!("of {} is dead ({events:?})", kind.query());
-                    self.accuse("event_fds", what);
+                    if !self.is_closing.load(Ordering::Acquire) {
+                        let what = format!("of {} is dead ({events:?})", kind.query());
+                        self.accuse("event_fds", what);
+                    }
                     return;
                 }
+                self.table().signals[kind as usize] += 1;
                 // Whoever is submitting writes the task down first.
-                drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
+                let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
                 self.take(kind);
             }
         }
@@ -529,7 +545,7 @@ impl Shared {
         }
         let waiting: Vec<_> = {
             let table = self.table();
-            let of_kind = table.waiting.iter().filter(|(_, other)| **other == kind);
+            let of_kind = table.waiting.iter().filter(|(_, task)| task.kind == kind);
             of_kind.map(|(task, _)| *task).collect()
         };
         for task in waiting {
@@ -555,7 +571,7 @@ impl Shared {
     fn end(&self, task: TaskId, kind: Kind, ended: Ended) {
         let mut table = self.table();
         match table.waiting.get(&task) {
-            Some(other) if *other == kind => {
+            Some(waiting) if waiting.kind == kind => {
                 table.waiting.remove(&task);
                 table.given.insert(task);
                 table.ended.insert(task, ended);

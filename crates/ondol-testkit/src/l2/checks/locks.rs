@@ -31,7 +31,6 @@ pub(super) fn locks(bench: &Bench<'_>) -> Outcome<()> {
     let all = keys(&stored);
     // To ask for what is not there locks nothing.
     driver.lookup(all.clone())?;
-    driver.unlock(&all);
     driver.store(&stored)?;
     delete_one(&driver, &all[0], "gone", "that a lookup did not find")?;
     driver.store(&stored[..1])?;

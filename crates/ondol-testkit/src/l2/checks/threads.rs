@@ -1,28 +1,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 use ondol_plugin::l2::LoadOutcome;
 
 use super::Bench;
-use crate::apart::{Outcome, complaint, message};
+use crate::apart::{Outcome, complaint, side_by_side};
 use crate::l2::driver::{Driver, expect_loaded};
 use crate::l2::samples::{Sample, keys, samples};
 
 const THREADS: u64 = 8;
 const ROUNDS: u64 = 12;
-
-/// Runs these side by side; all are joined, whatever the first of them says.
-fn side_by_side<'a>(work: Vec<Box<dyn FnOnce() -> Outcome<()> + Send + 'a>>) -> Outcome<()> {
-    thread::scope(|scope| {
-        let threads: Vec<_> = work.into_iter().map(|work| scope.spawn(work)).collect();
-        let outcomes = threads.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|payload| {
-                complaint("adapter", format!("panicked: {}", message(&*payload)))
-            })
-        });
-        outcomes.collect::<Vec<_>>().into_iter().collect()
-    })
-}
 
 pub(super) fn threads(bench: &Bench<'_>) -> Outcome<()> {
     let driver = bench.open()?;
