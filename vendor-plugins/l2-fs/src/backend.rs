@@ -65,7 +65,7 @@ impl Backend {
         Ok(Self {
             place,
             writer,
-            index: Index::new(Some(capacity.at_least())),
+            index: Index::new(capacity.at_least()),
             engine,
             room: Room::default(),
             capacity,

@@ -35,7 +35,7 @@ struct State {
     reserved: u64,
     /// Bytes of files that are being removed; they are in `used` still.
     leaving: u64,
-    capacity: Option<u64>,
+    capacity: u64,
     is_complete: bool,
     /// Removed while what was there at the start was still being counted.
     gone: HashSet<ObjectKey>,
@@ -106,7 +106,7 @@ pub(crate) struct Found {
 }
 
 impl Index {
-    pub(crate) fn new(capacity: Option<u64>) -> Self {
+    pub(crate) fn new(capacity: u64) -> Self {
         Self {
             state: Mutex::new(State {
                 capacity,
@@ -185,7 +185,8 @@ impl Index {
     pub(crate) fn ask(&self, bytes: u64) -> Asked<'_> {
         let mut state = self.state.lock();
         // Until everything is counted, nobody knows what is least recently used, nor whether anything must go.
-        if let Some(capacity) = state.capacity.filter(|_| state.is_complete) {
+        let capacity = state.capacity;
+        if state.is_complete {
             if bytes > capacity {
                 return Asked::TooLarge { capacity };
             }
@@ -212,9 +213,7 @@ impl Index {
     pub(crate) fn excess(&self) -> u64 {
         let state = self.state.lock();
         let kept = state.used - state.leaving + state.reserved;
-        state
-            .capacity
-            .map_or(0, |capacity| kept.saturating_sub(capacity))
+        kept.saturating_sub(state.capacity)
     }
 
     fn victims(&self, state: &mut State, bytes: u64) -> Vec<Claim<'_>> {
@@ -274,9 +273,9 @@ impl Index {
     }
 
     /// Says that all that was there at the start is known, and what may be used from now on.
-    pub(crate) fn complete(&self, capacity: impl FnOnce(u64) -> Option<u64>) {
+    pub(crate) fn complete(&self, capacity: u64) {
         let mut state = self.state.lock();
-        state.capacity = capacity(state.used);
+        state.capacity = capacity;
         state.is_complete = true;
         state.gone = HashSet::new();
     }
@@ -285,7 +284,7 @@ impl Index {
         let state = self.state.lock();
         Usage {
             used_bytes: state.used,
-            capacity_bytes: state.capacity,
+            capacity_bytes: Some(state.capacity),
             objects: state.entries.len() as u64,
             bytes_by_salt: state.used_by_salt.clone(),
             is_complete: state.is_complete,
@@ -468,8 +467,8 @@ mod tests {
     }
 
     fn with(capacity: u64, objects: &[(u8, u64)]) -> Index {
-        let index = Index::new(Some(capacity));
-        index.complete(|_| Some(capacity));
+        let index = Index::new(capacity);
+        index.complete(capacity);
         for (n, bytes) in objects {
             index.claim(&key(*n)).set_present(*bytes);
         }
@@ -544,7 +543,7 @@ mod tests {
 
     #[test]
     fn what_is_counted_at_the_start_does_not_overwrite_what_happened_since() {
-        let index = Index::new(None);
+        let index = Index::new(1000);
         index.claim(&key(1)).set_present(10);
         let Removal::Allowed(removal) = index.claim_removal(&key(2)) else {
             panic!("nobody locked it")
@@ -557,7 +556,7 @@ mod tests {
         };
         index.merge(vec![found(1, 10), found(2, 20), found(3, 30), found(4, 40)]);
         assert!(!index.usage().is_complete);
-        index.complete(|used| Some(used + 1));
+        index.complete(81);
         let usage = index.usage();
         assert_eq!(
             (usage.used_bytes, usage.objects, usage.capacity_bytes),

@@ -43,21 +43,17 @@ impl Backend {
             self.index
                 .merge(found.by_ref().take(MERGED_AT_ONCE).collect());
         }
-        self.index.complete(|used| Some(self.capacity.settle(used)));
-        self.keep_capacity();
-        tracing::debug!(objects, "what is stored is known");
-    }
-
-    fn keep_capacity(&self) {
-        let capacity = self.usage().capacity_bytes.unwrap_or(u64::MAX);
+        let capacity = self.capacity.settle(self.usage().used_bytes);
         if matches!(self.capacity, Capacity::Beyond(_))
             && let Err(error) = remember(&self.place, &self.writer, capacity)
         {
             tracing::warn!(%error, "cannot write the capacity down; the next start works out one of its own");
         }
+        self.index.complete(capacity);
         for victim in self.index.least_used(self.index.excess()) {
             self.evict(victim);
         }
+        tracing::debug!(objects, capacity, "what is stored is known");
     }
 
     fn find_all(&self, found: &mut Vec<Found>, stop: &dyn Fn() -> bool) -> Result<()> {
