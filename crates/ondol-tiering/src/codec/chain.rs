@@ -159,7 +159,11 @@ impl Chain {
         limit: u64,
     ) -> Result<Vec<u8>, CodecError> {
         match &self.0[..] {
-            [] => Ok(stored.to_vec()),
+            [] if stored.len() as u64 <= limit => Ok(stored.to_vec()),
+            [] => Err(CodecError(format!(
+                "it has {} bytes; expected at most {limit}",
+                stored.len()
+            ))),
             [only] => {
                 let decoded = only.transform.decode_bare(salt, stored, limit);
                 decoded.map_err(CodecError)

@@ -22,9 +22,6 @@ use self::trailer::{ObjectChecksum, Trailer};
 use crate::Leased;
 use crate::naming::named_by_lmcache;
 
-/// The longest object that is decoded into memory of its own, in bytes: a forged trailer must not ask for more.
-const MAX_DECODED_BYTES: u64 = 4 << 30;
-
 /// Why an object cannot be stored, or what is stored is not the object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -134,12 +131,6 @@ impl Codec {
             }
             return Ok(ObjectRef::with_trailer(object, trailer.to_bytes(key)));
         }
-        if trailer.object_len > MAX_DECODED_BYTES {
-            return Err(CodecError(format!(
-                "the object has {} bytes; expected at most {MAX_DECODED_BYTES} with transforms",
-                trailer.object_len
-            )));
-        }
         if self.chain.is_secret() {
             // It is made anew of the bytes that come back, so they must be right when they go.
             if let Some(expected) = meta.checksum {
@@ -198,7 +189,8 @@ impl Codec {
         })
     }
 
-    /// Makes an object of stored bytes; for any codec.
+    /// Makes an object of at most `limit` bytes of stored bytes; for any codec. Whatever a trailer or a compressed frame says, it
+    /// takes no more memory than a few times that.
     ///
     /// # Errors
     /// If they are damaged or another object, or what was done to them cannot be undone here.
@@ -207,12 +199,13 @@ impl Codec {
         key: &Key,
         name: &ObjectKey,
         stored: &[u8],
+        limit: u64,
     ) -> Result<Decoded, CodecError> {
         let whole = Stored::in_one_piece(stored);
         let Some(trailer) = Trailer::find(&whole, key)? else {
             self.may_be_bare(key, name)?;
             let salt = name.cache_salt();
-            let bytes = self.chain.decode_bare(salt, stored, MAX_DECODED_BYTES)?;
+            let bytes = self.chain.decode_bare(salt, stored, limit)?;
             return Ok(Decoded {
                 len: bytes.len() as u64,
                 meta: ObjectMeta::default(),
@@ -220,6 +213,12 @@ impl Codec {
                 bytes,
             });
         };
+        if trailer.object_len > limit {
+            return Err(CodecError(format!(
+                "it is an object of {} bytes; expected at most {limit}",
+                trailer.object_len
+            )));
+        }
         let mut verified = self.check_body(&trailer, &whole)?;
         let body = &stored[..trailer.body_len as usize];
         let bytes = with_identity(key, name, &trailer, |identity| {
@@ -258,12 +257,6 @@ impl Codec {
             return Err(CodecError(format!(
                 "its body has {} bytes; expected {}",
                 trailer.body_len, trailer.object_len
-            )));
-        }
-        if !is_plain && trailer.object_len > MAX_DECODED_BYTES {
-            return Err(CodecError(format!(
-                "it would decode to {} bytes; expected at most {MAX_DECODED_BYTES}",
-                trailer.object_len
             )));
         }
         if !self.compares {

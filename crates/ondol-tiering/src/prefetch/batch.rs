@@ -274,8 +274,9 @@ fn decode(
     cell: &BatchCell,
     stored: &[u8],
 ) -> Result<Arrival, Unusable> {
+    let limit = cell.expected_len.unwrap_or(memory.capacity_bytes());
     let decoded = codec
-        .decode(&cell.key, &cell.name, stored)
+        .decode(&cell.key, &cell.name, stored, limit)
         .map_err(Unusable::Codec)?;
     let reserved = memory.reserve(&[decoded.len]).into_iter().next().flatten();
     let mut page = reserved.ok_or(Unusable::NoRoom)?;
