@@ -478,6 +478,8 @@ fn close_refuses_what_waits_lets_the_rest_finish_and_reports_nothing() {
     let counter = DropCounter::new();
     let stored = Answer::of(|done| backend.store(items(&counter, 1), LONG, done));
     let held = rogue.manual.next_store();
+    // Before the close begins, the lookups below shall not reach the adapter either.
+    rogue.manual.refuse_submits(Some("not now"));
     let report = std::thread::scope(|scope| {
         let closing = scope.spawn(|| backend.close(LONG));
         soon(|| {
