@@ -4,10 +4,14 @@ use std::sync::OnceLock;
 
 use ondol_plugin::{HandlerPluginFactory, inventory};
 
-/// The factories that were linked into this process, in an order of their own.
+use crate::l2::L2Registry;
+
+/// The factories of handler plugins that were linked into this process, in an order of their own.
 #[derive(Clone, Debug)]
 pub struct Registry {
     factories: Vec<&'static HandlerPluginFactory>,
+    /// Packages that submitted something of another kind.
+    other_packages: BTreeSet<&'static str>,
 }
 
 /// That the registry holds other packages than the build's features promise.
@@ -23,14 +27,26 @@ impl Registry {
     /// What was linked into this process; read once. Call it after `main` has started.
     pub fn global() -> &'static Self {
         static GLOBAL: OnceLock<Registry> = OnceLock::new();
-        GLOBAL.get_or_init(|| Self::of(inventory::iter::<HandlerPluginFactory>))
+        GLOBAL.get_or_init(|| {
+            Self::of(inventory::iter::<HandlerPluginFactory>).with_backends(L2Registry::global())
+        })
     }
 
     /// A registry of these factories only, whatever else is linked in.
     pub fn of(factories: impl IntoIterator<Item = &'static HandlerPluginFactory>) -> Self {
         let mut factories: Vec<_> = factories.into_iter().collect();
         factories.sort_by_key(|factory| (factory.name(), factory.package()));
-        Self { factories }
+        Self {
+            factories,
+            other_packages: BTreeSet::new(),
+        }
+    }
+
+    /// This registry in a program that holds these storage backends as well, which
+    /// [`verify_expected`](Self::verify_expected) counts.
+    pub fn with_backends(mut self, backends: &L2Registry) -> Self {
+        self.other_packages = backends.packages();
+        self
     }
 
     /// The factories, ordered by name, package and version: never by the linker's whim.
@@ -44,11 +60,8 @@ impl Registry {
     /// [`RegistryMismatch`], which prints both lists, if they differ as sets.
     pub fn verify_expected(&self, packages: &[&str]) -> Result<(), RegistryMismatch> {
         let expected: BTreeSet<_> = packages.iter().copied().collect();
-        let found: BTreeSet<_> = self
-            .factories
-            .iter()
-            .map(|factory| factory.package().name)
-            .collect();
+        let mut found = self.other_packages.clone();
+        found.extend(self.factories.iter().map(|factory| factory.package().name));
         if expected == found {
             return Ok(());
         }

@@ -221,7 +221,7 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    fn wrong(&self, key: &str, found: &Value, expected: &'static str) -> SpecError {
+    pub(super) fn wrong(&self, key: &str, found: &Value, expected: &'static str) -> SpecError {
         SpecError::Wrong {
             field: format!("{}{key}", self.within),
             found: shown(found),
