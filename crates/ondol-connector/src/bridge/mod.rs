@@ -152,17 +152,11 @@ impl Shared {
 
     /// Ends a request with what the connector said.
     fn finish(&self, pending: Pending, completion: Completion) {
-        let is_late = pending.is_overdue();
-        let faults = outcome::finish(self, pending.request, completion);
         let mut record = self.record.lock();
         record.answered();
-        record.late += u64::from(is_late);
-        record.lost_pages += faults.lost_pages;
-        for fault in faults.malformed {
-            record.malformed += 1;
-            record.fault(&self.name, fault);
-        }
+        record.late += u64::from(pending.is_overdue());
         drop(record);
+        outcome::finish(self, pending.request, completion);
         self.changed.notify_all();
     }
 

@@ -13,27 +13,33 @@ use super::requests::{Delete, Load, Lookup, PageMark, Request, Store};
 
 /// What a connector did wrong in a completion.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
-    pub(super) malformed: Vec<String>,
-    pub(super) lost_pages: u64,
+struct Faults {
+    malformed: Vec<String>,
+    lost_pages: u64,
+}
+
+impl Faults {
+    /// Counts them, before the task that they concern ends.
+    fn record(self, shared: &Shared) {
+        if self.malformed.is_empty() && self.lost_pages == 0 {
+            return;
+        }
+        let mut record = shared.record.lock();
+        record.lost_pages += self.lost_pages;
+        for fault in self.malformed {
+            record.malformed += 1;
+            record.fault(&shared.name, fault);
+        }
+    }
 }
 
 /// Ends the request of a completion.
-pub(super) fn finish(shared: &Shared, request: Request, completion: Completion) -> Faults {
+pub(super) fn finish(shared: &Shared, request: Request, completion: Completion) {
     match request {
         Request::Store(store) => finish_store(shared, store, completion),
         Request::Lookup(lookup) => finish_lookup(shared, lookup, completion),
         Request::Load(load) => finish_load(shared, load, completion),
         Request::Delete(delete) => finish_delete(shared, delete, completion),
-    }
-}
-
-impl Faults {
-    fn malformed(reason: &str) -> Self {
-        Self {
-            malformed: vec![reason.to_owned()],
-            lost_pages: 0,
-        }
     }
 }
 
@@ -43,22 +49,14 @@ struct Answer {
     lengths: Option<Vec<u64>>,
 }
 
-/// Why a completion counts for nothing.
-struct Refusal {
-    reason: String,
-    is_malformed: bool,
-}
-
 impl Answer {
-    fn read(completion: &mut Completion, keys: usize) -> Result<Self, Refusal> {
+    /// # Errors
+    /// Why the completion counts for nothing.
+    fn read(completion: &mut Completion, keys: usize, faults: &mut Faults) -> Result<Self, String> {
         if !completion.ok {
-            let reason = match completion.error.is_empty() {
+            return Err(match completion.error.is_empty() {
                 true => "the connector gives no reason".to_owned(),
                 false => std::mem::take(&mut completion.error),
-            };
-            return Err(Refusal {
-                reason,
-                is_malformed: false,
             });
         }
         let (per_key, lengths) = (completion.per_key.take(), completion.lengths.take());
@@ -68,10 +66,9 @@ impl Answer {
         ];
         for (what, found) in lists {
             if let Some(found) = found.filter(|found| *found != keys) {
-                return Err(Refusal {
-                    reason: format!("a completion has a list of {found} {what}; expected {keys}"),
-                    is_malformed: true,
-                });
+                let reason = format!("a completion has a list of {found} {what}; expected {keys}");
+                faults.malformed.push(reason.clone());
+                return Err(reason);
             }
         }
         Ok(Self { per_key, lengths })
@@ -86,57 +83,45 @@ impl Answer {
     }
 }
 
-impl Refusal {
-    fn faults(&self) -> Faults {
-        match self.is_malformed {
-            true => Faults::malformed(&self.reason),
-            false => Faults::default(),
-        }
-    }
-}
-
-fn finish_store(shared: &Shared, store: Store, mut completion: Completion) -> Faults {
-    let answer = Answer::read(&mut completion, store.items.len());
-    let (result, faults) = match answer {
+fn finish_store(shared: &Shared, store: Store, mut completion: Completion) {
+    let mut faults = Faults::default();
+    let result = match Answer::read(&mut completion, store.items.len(), &mut faults) {
         Ok(answer) if (0..store.items.len()).all(|index| answer.is_true(index)) => {
             let mut inventory = shared.inventory.lock();
             let new = store
                 .items
                 .iter()
                 .filter(|(key, bytes)| inventory.stored(key, *bytes));
-            let bytes = new.map(|(_, bytes)| bytes).sum();
-            (StoreResult::stored(bytes), Faults::default())
+            StoreResult::stored(new.map(|(_, bytes)| bytes).sum())
         }
         Ok(_) => {
             let reason = "a store succeeded, but not for all its keys";
-            (StoreResult::retryable(reason), Faults::malformed(reason))
+            faults.malformed.push(reason.to_owned());
+            StoreResult::retryable(reason)
         }
-        Err(refusal) => {
-            let faults = refusal.faults();
-            (StoreResult::retryable(refusal.reason), faults)
-        }
+        Err(reason) => StoreResult::retryable(reason),
     };
+    faults.record(shared);
     if let Some(ticket) = store.ticket {
         ticket.complete(result);
     }
-    faults
 }
 
-fn finish_lookup(shared: &Shared, lookup: Lookup, mut completion: Completion) -> Faults {
+fn finish_lookup(shared: &Shared, lookup: Lookup, mut completion: Completion) {
     let keys = &lookup.keys.keys;
-    let answer = Answer::read(&mut completion, keys.len());
+    let mut faults = Faults::default();
+    let answer = Answer::read(&mut completion, keys.len(), &mut faults);
+    faults.record(shared);
     let Some(ticket) = lookup.ticket else {
-        return answer.map_or_else(|refusal| refusal.faults(), |_| Faults::default());
+        return;
     };
     let answer = match answer {
         Ok(answer) => answer,
-        Err(refusal) => {
-            lookup
-                .keys
-                .unlock_but(&Bitmap::new(keys.len()), &shared.locks);
-            let faults = refusal.faults();
-            ticket.complete(LookupResult::failed(keys.len(), refusal.reason));
-            return faults;
+        Err(reason) => {
+            let none = Bitmap::new(keys.len());
+            lookup.keys.unlock_but(&none, &shared.locks);
+            ticket.complete(LookupResult::failed(keys.len(), reason));
+            return;
         }
     };
     let mut found = Vec::with_capacity(keys.len());
@@ -157,25 +142,22 @@ fn finish_lookup(shared: &Shared, lookup: Lookup, mut completion: Completion) ->
     let result = LookupResult::new(found);
     lookup.keys.unlock_but(&result.found, &shared.locks);
     ticket.complete(result);
-    Faults::default()
 }
 
-fn finish_load(shared: &Shared, load: Load, mut completion: Completion) -> Faults {
+fn finish_load(shared: &Shared, load: Load, mut completion: Completion) {
     let keys = load.keys.len();
-    let answer = Answer::read(&mut completion, keys);
-    let mut faults = match &answer {
-        Ok(_) => Faults::default(),
-        Err(refusal) => refusal.faults(),
-    };
+    let mut faults = Faults::default();
+    let answer = Answer::read(&mut completion, keys, &mut faults);
     let Some(ticket) = load.ticket else {
-        return faults;
+        faults.record(shared);
+        return;
     };
     let mut pages = std::mem::take(&mut completion.pages).into_iter();
     let mut loaded = Vec::with_capacity(keys);
     for (index, mark) in load.marks.iter().enumerate() {
         let page = pages.next().filter(|page| PageMark::of(page) == *mark);
         let outcome = match &answer {
-            Err(refusal) => LoadOutcome::Failed(refusal.reason.clone()),
+            Err(reason) => LoadOutcome::Failed(reason.clone()),
             Ok(answer) => outcome(answer, index, *mark, page.as_ref(), &completion.error),
         };
         if page.is_none() {
@@ -196,8 +178,8 @@ fn finish_load(shared: &Shared, load: Load, mut completion: Completion) -> Fault
             }
         }
     }
+    faults.record(shared);
     ticket.complete(LoadResult(loaded));
-    faults
 }
 
 fn outcome(
@@ -225,28 +207,22 @@ fn outcome(
     }
 }
 
-fn finish_delete(shared: &Shared, mut delete: Delete, mut completion: Completion) -> Faults {
-    let answer = Answer::read(&mut completion, delete.keys.len());
-    let (result, faults) = match answer {
-        Ok(answer) => {
-            let gone = delete.keys.iter().enumerate();
-            let gone: Vec<_> = gone
-                .filter(|(index, _)| answer.is_true(*index))
-                .map(|(_, key)| key)
-                .collect();
-            let mut inventory = shared.inventory.lock();
-            gone.iter().for_each(|(_, key)| inventory.forget(key));
-            let places = gone.into_iter().map(|(place, _)| *place).collect();
-            (Ok(places), Faults::default())
-        }
-        Err(refusal) => {
-            let faults = refusal.faults();
-            (Err(anyhow!(refusal.reason)), faults)
-        }
-    };
+fn finish_delete(shared: &Shared, mut delete: Delete, mut completion: Completion) {
+    let mut faults = Faults::default();
+    let answer = Answer::read(&mut completion, delete.keys.len(), &mut faults);
+    let result = answer.map_err(|reason| anyhow!(reason)).map(|answer| {
+        let gone = delete.keys.iter().enumerate();
+        let gone: Vec<_> = gone
+            .filter(|(index, _)| answer.is_true(*index))
+            .map(|(_, key)| key)
+            .collect();
+        let mut inventory = shared.inventory.lock();
+        gone.iter().for_each(|(_, key)| inventory.forget(key));
+        gone.into_iter().map(|(place, _)| *place).collect()
+    });
     shared
         .locks
         .end_delete(delete.keys.iter().map(|(_, key)| key));
+    faults.record(shared);
     delete.answer(result);
-    faults
 }
