@@ -11,12 +11,12 @@ use super::lists::{Ghosts, Resident, Residents, Room};
 static ARC: Policy = Policy {
     name: "arc",
     summary: "Adapts between what was used last and what was used often, by what comes back.",
-    build: |context| Box::new(Arc::new(context)),
+    build: |context| Box::new(AdaptiveReplacement::new(context)),
 };
 
 /// Adaptive replacement (Megiddo and Modha, FAST 2003), in bytes.
 #[derive(Debug)]
-struct Arc {
+struct AdaptiveReplacement {
     /// Used once, the least recently used first (T1).
     recent: Residents,
     /// Used more often, the least recently used first (T2).
@@ -30,7 +30,7 @@ struct Arc {
     room: Room,
 }
 
-impl Arc {
+impl AdaptiveReplacement {
     fn new(context: &PolicyContext) -> Self {
         Self {
             recent: Residents::default(),
@@ -58,7 +58,7 @@ fn step(bytes: u64, hit: &Ghosts, other: &Ghosts) -> u64 {
     bytes.saturating_mul(ratio)
 }
 
-impl EvictionPolicy for Arc {
+impl EvictionPolicy for AdaptiveReplacement {
     fn inserted(&mut self, object: Admitted<'_>) {
         let resident = Resident::from(&object);
         let (recent, frequent) = (&mut self.recent_ghosts, &mut self.frequent_ghosts);
@@ -134,14 +134,14 @@ mod tests {
     use super::super::tests::{admitted, first, order};
     use super::*;
 
-    fn policy(room: u64) -> Arc {
-        Arc::new(&PolicyContext {
+    fn policy(room: u64) -> AdaptiveReplacement {
+        AdaptiveReplacement::new(&PolicyContext {
             capacity_bytes: Some(room),
             ..PolicyContext::default()
         })
     }
 
-    fn evict(policy: &mut Arc) -> EntryId {
+    fn evict(policy: &mut AdaptiveReplacement) -> EntryId {
         let victim = first(policy).unwrap();
         policy.removed(victim);
         victim

@@ -21,7 +21,8 @@ static ISOLATED_LRU: Policy = Policy {
     build: |context| Box::new(IsolatedLru::new(context)),
 };
 
-/// An LRU for each cache salt.
+/// An LRU for each cache salt. It knows the bytes of the objects that it was told of: where pages of several sizes have a policy
+/// each, those are of one size only.
 #[derive(Debug)]
 struct IsolatedLru {
     /// Salts that have objects; each from the least to the most recently used.

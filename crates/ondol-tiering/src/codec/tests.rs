@@ -844,6 +844,16 @@ fn what_is_configured_wrongly_is_named_with_what_was_expected() {
 }
 
 #[test]
+fn every_transform_has_a_name_and_a_number_of_its_own() {
+    let rows = ondol_catalog::transforms();
+    let numbers: Vec<_> = rows.iter().map(|row| (row.name, row.id)).collect();
+    assert_eq!(
+        numbers,
+        [("aesgcm", 3), ("checksum", 0), ("lz4", 1), ("zstd", 2)]
+    );
+}
+
+#[test]
 fn lmcaches_parameters_are_taken() {
     let file = KeyFile::numbered(1);
     let codec = codec(&json!([file.aesgcm(
