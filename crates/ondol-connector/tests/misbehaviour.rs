@@ -476,3 +476,13 @@ fn a_connector_that_loses_requests_when_it_closes_does_not_use_up_the_deadline()
     drop(bridge);
     assert_eq!(closes.load(Ordering::Relaxed), 1);
 }
+
+#[test]
+fn a_close_that_panics_still_ends_everything() {
+    let strings = Strings::new();
+    let bridge = strings.bridge(LONG);
+    let load = bridge.submit_load(load_items([1]).0).unwrap();
+    strings.on_close(|_| panic!("on purpose"));
+    assert_eq!(bridge.close(Duration::from_millis(300)).abandoned, 1);
+    assert_eq!(load_result(&bridge, load).found().count_ones(), 0);
+}

@@ -14,6 +14,7 @@ mod threads;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -89,6 +90,7 @@ struct Shared {
     locks: KeyLocks,
     inventory: Mutex<Inventory>,
     record: Mutex<Record>,
+    handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Bridge {
@@ -121,6 +123,7 @@ impl Bridge {
             locks: KeyLocks::default(),
             inventory: Mutex::default(),
             record: Mutex::default(),
+            handles: Mutex::default(),
         });
         if let Err(error) = threads::start(&shared) {
             shared.stop_threads();

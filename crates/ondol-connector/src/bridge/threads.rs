@@ -29,10 +29,11 @@ pub(super) fn start(shared: &Arc<Shared>) -> io::Result<()> {
 
 fn spawn(shared: &Arc<Shared>, role: &str, run: fn(&Shared)) -> io::Result<()> {
     let running = Running::new(Arc::clone(shared));
-    thread::Builder::new()
+    let thread = thread::Builder::new()
         .name(format!("{role} {}", shared.name))
-        .spawn(move || run(&running.0))
-        .map(drop)
+        .spawn(move || run(&running.0))?;
+    shared.handles.lock().push(thread);
+    Ok(())
 }
 
 /// A thread that runs. When it ends by a panic, that was the connector's.
@@ -51,6 +52,16 @@ impl Drop for Running {
             self.0.fail("drain_completions panicked");
         }
         self.0.requests.lock().threads -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Says that the connector's `close` has ended, also if it panicked.
+struct Closed<'a>(&'a Shared);
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.requests.lock().has_closed = true;
         self.0.changed.notify_all();
     }
 }
@@ -235,6 +246,15 @@ impl Shared {
                     break;
                 }
             }
+            let have_ended = requests.threads == 0;
+            drop(requests);
+            if have_ended {
+                // So that nobody else has the connector when this bridge is dropped.
+                for thread in self.handles.lock().drain(..) {
+                    let _ = thread.join();
+                }
+            }
+            requests = self.requests.lock();
         }
         CloseReport {
             abandoned: requests.holding_memory(),
@@ -245,23 +265,27 @@ impl Shared {
     fn close_connector(self: &Arc<Self>, end: Instant) {
         let shared = Arc::clone(self);
         let closer = move || {
+            let _closed = Closed(&shared);
             shared.connector.close();
-            let mut requests = shared.requests.lock();
-            requests.has_closed = true;
-            drop(requests);
-            shared.changed.notify_all();
         };
         let name = format!("close {}", self.name);
-        if let Err(error) = thread::Builder::new().name(name).spawn(closer) {
-            tracing::error!(backend = self.name, %error, "no thread to close the connector");
-            return;
-        }
+        let closer = match thread::Builder::new().name(name).spawn(closer) {
+            Ok(closer) => closer,
+            Err(error) => {
+                tracing::error!(backend = self.name, %error, "no thread to close the connector");
+                return;
+            }
+        };
         let mut requests = self.requests.lock();
         while !requests.has_closed {
             if self.changed.wait_until(&mut requests, end).timed_out() {
                 return;
             }
         }
+        // It is at its end, or panicked, which is a way to close.
+        drop(requests);
+        let _ = closer.join();
+        let mut requests = self.requests.lock();
         // One whole drain after `close` has returned finds all that the connector will ever complete.
         let drains = requests.drains + 1 + u64::from(requests.draining_since.is_some());
         self.wake.notify();
