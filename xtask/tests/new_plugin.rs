@@ -90,14 +90,40 @@ fn a_new_plugin_passes_its_tests_and_the_contract_check() {
     );
 }
 
+/// Writes a plugin of this kind, and runs its tests and its check; what both said.
+fn written_and_checked(kind: &str, dir: &Path) -> (String, String) {
+    let workspace = Workspace::load().unwrap();
+    let written = xtask(&["new-plugin", "acme-disk", "--kind", kind, "--path"], dir);
+    assert!(written.status.success(), "{}", said(&written));
+    std::fs::copy(workspace.root.join("Cargo.lock"), dir.join("Cargo.lock")).unwrap();
+    let mut cargo = xtask::workspace::cargo();
+    cargo
+        .args(["test", "--quiet"])
+        .arg("--target-dir")
+        .arg(workspace.target())
+        .current_dir(dir);
+    let tested = cargo.output().unwrap();
+    assert!(tested.status.success(), "{}", said(&tested));
+    let checked = xtask(&["contract-check", "--plugin"], dir);
+    assert!(checked.status.success(), "{}", said(&checked));
+    (said(&tested), said(&checked))
+}
+
 #[test]
-fn kinds_without_a_pipeline_are_refused_and_write_nothing() {
+fn a_new_storage_backend_passes_its_tests_and_the_contract_check() {
     let temp = tempfile::tempdir().unwrap();
-    let dir = temp.path().join("acme");
-    for kind in ["l2", "connector"] {
-        let refused = xtask(&["new-plugin", "acme", "--kind", kind, "--path"], &dir);
-        assert!(!refused.status.success());
-        assert!(said(&refused).contains("L2 pipeline"), "{}", said(&refused));
-        assert!(!dir.exists());
-    }
+    let (tested, checked) = written_and_checked("l2", &temp.path().join("acme"));
+    assert!(tested.contains("22 passed"), "{tested}");
+    assert!(checked.contains("acme_disk is linked"), "{checked}");
+}
+
+#[test]
+fn a_new_connector_passes_its_tests_and_the_contract_check() {
+    let temp = tempfile::tempdir().unwrap();
+    let (tested, checked) = written_and_checked("connector", &temp.path().join("acme"));
+    assert!(tested.contains("passed"), "{tested}");
+    assert!(
+        checked.contains("connector_acme_disk::AcmeDiskConnector is linked"),
+        "{checked}"
+    );
 }

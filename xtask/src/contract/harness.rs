@@ -40,14 +40,28 @@ pub enum Origin {
 /// What the harness tells about a registered plugin.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Row {
-    /// Its name.
+    /// What it is.
+    pub kind: Kind,
+    /// Its name: of an adapter its type, of a connector its module and class.
     pub name: String,
     /// The crate that submitted it.
     pub package: String,
-    /// What became of it under an empty environment.
+    /// What became of it under an empty environment; backends are only linked, as nobody configured them.
     pub state: String,
     /// Why.
     pub reason: Option<String>,
+}
+
+/// A kind of registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A handler plugin.
+    Handler,
+    /// A storage adapter.
+    Adapter,
+    /// A native connector.
+    Connector,
 }
 
 /// Checks the plugin crate in the directory `path`.
@@ -197,11 +211,12 @@ pub fn judge(package: &str, rows: &[Row]) -> Vec<String> {
     let mut broken = Vec::new();
     if !rows.iter().any(|row| row.package == package) {
         broken.push(format!(
-            "{package} registers no plugin of its own: submit a HandlerPluginFactory with inventory::submit! and package!()"
+            "{package} registers no plugin of its own: submit a HandlerPluginFactory, an L2AdapterFactory or a NativeConnectorFactory with inventory::submit! and package!()"
         ));
     }
     let mut names = BTreeSet::new();
     for Row {
+        kind,
         name,
         package: submitter,
         state,
@@ -211,14 +226,20 @@ pub fn judge(package: &str, rows: &[Row]) -> Vec<String> {
         if submitter != package {
             broken.push(format!("plugin `{name}` says it is of package {submitter}: write package!() in the crate that submits it"));
         }
-        if !is_legal(name) {
-            broken.push(format!("plugin `{name}` has a name of other characters than a-z, 0-9 and dashes between them"));
+        match kind {
+            Kind::Handler if !is_legal(name, '-') => broken.push(format!(
+                "plugin `{name}` has a name of other characters than a-z, 0-9 and dashes between them"
+            )),
+            Kind::Adapter if !is_legal(name, '_') => broken.push(format!(
+                "adapter `{name}` has a type of other characters than a-z, 0-9 and underscores between them"
+            )),
+            _ => {}
         }
-        if !names.insert(name) {
+        if !names.insert((kind, name)) {
             broken.push(format!(
                 "two plugins are called `{name}`: the second would never be used"
             ));
-        } else if !matches!(state.as_str(), "loaded" | "declined") {
+        } else if *kind == Kind::Handler && !matches!(state.as_str(), "loaded" | "declined") {
             let reason = reason.as_deref().unwrap_or("no reason given");
             broken.push(format!(
                 "plugin `{name}` is {state} where nothing is configured ({reason}): a factory builds, or declines with Ok(None)"
@@ -228,14 +249,14 @@ pub fn judge(package: &str, rows: &[Row]) -> Vec<String> {
     broken
 }
 
-fn is_legal(name: &str) -> bool {
+fn is_legal(name: &str, between: char) -> bool {
     let plain = |part: &str| {
         !part.is_empty()
             && part
                 .bytes()
                 .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
     };
-    name.split('-').all(plain)
+    name.split(between).all(plain)
 }
 
 fn probe(workspace: &Workspace, subject: &Subject) -> Result<Vec<Row>> {
@@ -313,10 +334,18 @@ mod tests {
 
     fn row(name: &str, package: &str, state: &str) -> Row {
         Row {
+            kind: Kind::Handler,
             name: name.to_owned(),
             package: package.to_owned(),
             state: state.to_owned(),
             reason: None,
+        }
+    }
+
+    fn backend(kind: Kind, name: &str) -> Row {
+        Row {
+            kind,
+            ..row(name, "acme", "linked")
         }
     }
 
@@ -327,6 +356,37 @@ mod tests {
             row("hint", "acme", "declined"),
         ];
         assert_eq!(judge("acme", &rows), Vec::<String>::new());
+        // A backend may be called as a handler plugin is.
+        let rows = [
+            row("disk", "acme", "declined"),
+            backend(Kind::Adapter, "disk"),
+            backend(Kind::Adapter, "disk_native"),
+            backend(Kind::Connector, "acme::DiskConnector"),
+        ];
+        assert_eq!(judge("acme", &rows), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_fault_of_a_backends_registration_is_named() {
+        for (rows, fault) in [
+            (vec![backend(Kind::Adapter, "Disk")], "adapter `Disk`"),
+            (vec![backend(Kind::Adapter, "a-b")], "adapter `a-b`"),
+            (
+                vec![backend(Kind::Adapter, "a"), backend(Kind::Adapter, "a")],
+                "two plugins",
+            ),
+            (
+                vec![
+                    backend(Kind::Connector, "a::B"),
+                    backend(Kind::Connector, "a::B"),
+                ],
+                "two plugins",
+            ),
+        ] {
+            let broken = judge("acme", &rows);
+            assert_eq!(broken.len(), 1, "{rows:?}: {broken:?}");
+            assert!(broken[0].contains(fault), "{broken:?}");
+        }
     }
 
     #[test]

@@ -1,11 +1,9 @@
 //! What every native connector must withstand.
 
-use ondol_plugin::l2::OpenContext;
-use {{module}}::{{{Type}}Config, {{Type}}Connector};
-
 ondol_testkit::connector_conformance!(
-    open: |_| {
-        let name = OpenContext::new("{{type}}").name().to_owned();
-        Ok(Box::new({{Type}}Connector::new(&name, &{{Type}}Config::default())?))
-    },
+    {{module}},
+    class: "{{Type}}Connector",
+    config: |_| serde_json::json!({}),
+    // With `.persisting()` the suite asks for what was stored before a restart, too.
+    capabilities: ondol_testkit::l2::Capabilities::default(),
 );
