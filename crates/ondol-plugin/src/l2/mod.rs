@@ -1,4 +1,17 @@
 //! Storage backends: what an adapter or a connector implements, and what it is given.
+//!
+//! There are three ways to write one, from the smallest to the freest:
+//!
+//! * a [`BlockingBackend`], one object at a time; [`WorkerAdapter`] adds threads, results, signals and locks;
+//! * a [`NativeConnector`], batches of names and buffers behind one descriptor, in Rust or in C; Ondol adds the rest;
+//! * an [`L2Adapter`], which does all of it by itself; [`Completions`] has the queues of results with their descriptors,
+//!   [`Locks`] counts locks, [`WorkerPool`] runs jobs.
+//!
+//! # A whole backend
+//! It keeps files in a directory under the names that LMCache gives them, and is found again after a restart:
+//! ```no_run
+#![doc = include_str!("example.rs")]
+//! ```
 
 mod adapter;
 mod bitmap;
