@@ -3,7 +3,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use ondol_catalog::{Counter, Policy, failpoint};
+use ondol_catalog::{Counter, Policy, SaltLimits, failpoint};
 use ondol_memory::{Change, Journal, JournalError, Pool, RemoveReason};
 use ondol_plugin::Key;
 use ondol_protocol::{
@@ -123,6 +123,11 @@ impl Directory {
             returns: Arc::default(),
             listener: OnceLock::new(),
         }
+    }
+
+    /// Tells policies how many bytes the objects of a cache salt may have. To be called before there are objects.
+    pub fn set_salt_limits(&self, limits: Arc<dyn SaltLimits>) {
+        self.state.lock().policy_context.quotas = Some(limits);
     }
 
     /// Lets a client in, whose leases stand in `lease_table` and, for the next server, in `book`. Names only grow.

@@ -10,7 +10,7 @@ use ondol_memory::{
 };
 use ondol_plugin::l2::L1Mapping;
 use ondol_shm::HandleSecret;
-use ondol_tiering::TieringConfig;
+use ondol_tiering::{Quotas, TieringConfig};
 
 /// How an engine is built.
 #[derive(Debug)]
@@ -34,6 +34,9 @@ pub struct EngineConfig {
     pub persistence: Option<Persistence>,
     /// Whether objects of the last run are checked before they are served.
     pub verify: Verify,
+    /// How many bytes the objects of each cache salt may have, in memory and in storage, for policies that go by it; may be
+    /// changed while the engine runs. By default there is no limit.
+    pub quotas: Arc<Quotas>,
     /// Storage behind the pool; by default there is none.
     pub l2: Option<L2Config>,
     /// The identity of this boot of the machine; by default the kernel says it.
@@ -53,6 +56,7 @@ impl EngineConfig {
             secret: None,
             persistence: None,
             verify: Verify::default(),
+            quotas: Arc::default(),
             l2: None,
             boot_id: None,
         }
@@ -67,7 +71,7 @@ type OpenBackends = dyn Fn(&[L1Mapping]) -> Result<Vec<Arc<Backend>>, String> + 
 #[non_exhaustive]
 pub struct L2Config {
     open: Arc<OpenBackends>,
-    /// How objects move between memory and storage.
+    /// How objects move between memory and storage. Its quotas are the engine's.
     pub tiering: TieringConfig,
     /// How long closing waits for what is still to be stored, and for backends to end.
     pub close_deadline: Duration,

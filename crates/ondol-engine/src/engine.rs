@@ -10,7 +10,7 @@ use ondol_directory::{AttachError, Directory, DirectoryError, Newcomer, Reclaime
 use ondol_memory::{Backing, Device, DeviceUri, Durability, LogStats};
 use ondol_protocol::{ClientId, ClientInfo, Commit, ControlError, EngineStats};
 use ondol_shm::{ForkGuard, HandleSecret, Process, ProcessIdentity, create_lease_table};
-use ondol_tiering::Tiering;
+use ondol_tiering::{Quotas, Tiering};
 use parking_lot::{Mutex, RwLock};
 
 use crate::Session;
@@ -63,6 +63,7 @@ pub struct Engine {
     /// Held while the engine is being closed.
     closing: Mutex<()>,
     tier: OnceLock<Tier>,
+    quotas: Arc<Quotas>,
     home: ForkGuard,
     // Last, so that the devices' locks outlive everything that uses their bytes.
     devices: Arc<[Device]>,
@@ -121,6 +122,7 @@ impl Engine {
             let extents = pool.extents();
             (extents.total_bytes(), extents.largest_arena())
         });
+        directory.set_salt_limits(Arc::<Quotas>::clone(&config.quotas));
         let directory = Arc::new(directory);
         let loader = load_in_background(&directory, &restart, started)?;
         let clients = adopted.iter().map(|client| {
@@ -151,6 +153,7 @@ impl Engine {
             loader: Mutex::new(loader),
             closing: Mutex::new(()),
             tier: OnceLock::new(),
+            quotas: Arc::clone(&config.quotas),
             home: ForkGuard::new(),
             devices,
         };
@@ -174,6 +177,7 @@ impl Engine {
             &self.directory,
             &self.devices,
             client,
+            &self.quotas,
             self.promises_durable_bytes(),
         )?;
         let _ = self.tier.set(tier);
@@ -415,6 +419,11 @@ impl Engine {
     /// The storage behind the pool, if there is any.
     pub fn tiering(&self) -> Option<&Arc<Tiering>> {
         self.tier().map(|tier| &tier.tiering)
+    }
+
+    /// How many bytes the objects of each cache salt may have.
+    pub fn quotas(&self) -> &Arc<Quotas> {
+        &self.quotas
     }
 
     pub(crate) fn tier(&self) -> Option<&Tier> {

@@ -11,7 +11,7 @@ use ondol_plugin::Key;
 use ondol_protocol::{ClientId, Prefetch, Retrieved};
 use ondol_shm::Location;
 use ondol_tiering::{
-    FetchPolicy, MakeDurable, Memory, PrefetchReport, PrefetchRequest, Row, Tiering,
+    FetchPolicy, MakeDurable, Memory, PrefetchReport, PrefetchRequest, Quotas, Row, Tiering,
 };
 
 use crate::config::{EngineError, L2Config};
@@ -123,6 +123,7 @@ impl Tier {
         directory: &Arc<Directory>,
         devices: &Arc<[Device]>,
         client: (ClientId, OwnedFd),
+        quotas: &Arc<Quotas>,
         make_durable: bool,
     ) -> Result<Self, EngineError> {
         let failed = |error: &dyn std::fmt::Display| EngineError::Storage(error.to_string());
@@ -139,7 +140,9 @@ impl Tier {
         let mappings = memory.l1_mappings();
         let backends = config.open(&mappings).map_err(EngineError::Storage)?;
         let weak = backends.iter().map(Arc::downgrade).collect();
-        let tiering = Tiering::start(Arc::clone(&memory), backends, config.tiering.clone())
+        let mut settings = config.tiering.clone();
+        settings.quotas = Arc::clone(quotas);
+        let tiering = Tiering::start(Arc::clone(&memory), backends, settings)
             .map_err(|error| failed(&error))?;
         directory.set_commit_listener(Arc::new(Told(Arc::downgrade(&tiering))));
         directory.limit_salts(Arc::clone(tiering.quotas()) as _);

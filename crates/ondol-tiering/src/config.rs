@@ -1,4 +1,7 @@
+use std::sync::Arc;
 use std::time::Duration;
+
+use crate::Quotas;
 
 /// How the storage tier works.
 #[derive(Clone, Debug)]
@@ -32,6 +35,8 @@ pub struct TieringConfig {
     pub lookup_timeout: Duration,
     /// How long a load may take.
     pub load_timeout: Duration,
+    /// How many bytes each cache salt may have; may be changed while it is in use.
+    pub quotas: Arc<Quotas>,
     /// Seed of everything random.
     pub seed: u64,
 }
@@ -75,6 +80,7 @@ impl Default for TieringConfig {
             load_in_flight_bytes: 256 << 20,
             lookup_timeout: Duration::from_secs(5),
             load_timeout: Duration::from_secs(60),
+            quotas: Arc::default(),
             seed: 0,
         }
     }

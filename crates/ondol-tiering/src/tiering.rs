@@ -41,7 +41,7 @@ impl Tiering {
     ) -> Result<Arc<Self>, TieringError> {
         let attached: Arc<AttachedBackends> = Arc::default();
         let config = Arc::new(config);
-        let quotas: Arc<Quotas> = Arc::default();
+        let quotas = Arc::clone(&config.quotas);
         let tiering = Arc::new(Self {
             store: StoreController::new(
                 Arc::clone(&memory),

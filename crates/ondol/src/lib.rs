@@ -28,13 +28,16 @@ pub use ondol_handler::{
 };
 pub use ondol_protocol::default_socket;
 
-/// An engine in this process: devices, pool, directory. A device is parsed from a text, as in the example above.
+/// An engine in this process: devices, pool, directory, storage. A device is parsed from a text, as in the example above.
 pub mod engine {
-    pub use ondol_engine::{Engine, EngineConfig, EngineError, Session};
+    pub use ondol_engine::{Engine, EngineConfig, EngineError, L2Config, Session};
     pub use ondol_memory::{
         Change, DeviceEnv, DeviceError, DeviceUri, Journal, JournalError, OpenOptions, RemoveReason,
     };
-    pub use ondol_protocol::{ClassStats, ClientStats, EngineStats, PoolStats};
+    pub use ondol_protocol::{
+        BackendStats, ClassStats, ClientStats, EngineStats, L2Stats, PoolStats,
+    };
+    pub use ondol_tiering::{Quotas, StoreOverflow, StorePolicy, TieringConfig};
 }
 
 /// The contract between Ondol and its plugins.
