@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ondol_host::l2::Backend;
+use ondol_host::l2::{AdapterSpec, Backend, open_all};
 use ondol_memory::{
     DeviceEnv, DeviceError, DeviceUri, Durability, LogError, LogOptions, OpenOptions,
     REGION_ALIGNMENT,
@@ -78,8 +78,14 @@ pub struct L2Config {
 }
 
 impl L2Config {
-    /// Storage whose backends `open` makes once the pool stands; the first one has the highest priority. Why it cannot is
-    /// said in words, and ends the start.
+    /// Storage as these `--l2-adapter` say, by what is linked into this program; the first one has the highest priority.
+    pub fn new(adapters: impl IntoIterator<Item = AdapterSpec>) -> Self {
+        let adapters: Vec<_> = adapters.into_iter().collect();
+        Self::with(move |mappings| open_all(&adapters, mappings).map_err(|error| error.to_string()))
+    }
+
+    /// Storage whose backends `open` makes once the pool stands, which is mapped as it is told; the first one has the highest
+    /// priority. Why it cannot is said in words, and ends the start.
     pub fn with(
         open: impl Fn(&[L1Mapping]) -> Result<Vec<Arc<Backend>>, String> + Send + Sync + 'static,
     ) -> Self {

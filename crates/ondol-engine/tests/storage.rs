@@ -380,6 +380,23 @@ fn pages_of_a_transfer_that_never_ends_stay_captive_over_a_restart_in_this_proce
 }
 
 #[test]
+fn a_type_that_is_not_linked_in_ends_the_start_with_its_name_unless_it_may_be_missing() {
+    let mut config = EngineConfig::new(["memfd:?size=4MiB".parse().unwrap()]);
+    let adapter: AdapterSpec = r#"{"type":"nowhere"}"#.parse().unwrap();
+    config.l2 = Some(L2Config::new([adapter]));
+    let error = Engine::open(config).unwrap_err().to_string();
+    assert!(error.contains("nowhere"), "{error}");
+    let mut config = EngineConfig::new(["memfd:?size=4MiB".parse().unwrap()]);
+    let adapter = r#"{"type":"nowhere","required":false}"#.parse().unwrap();
+    config.l2 = Some(L2Config::new([adapter]));
+    let engine = Engine::open(config).unwrap();
+    let handler = client(&engine);
+    put(&handler, 1);
+    assert!(handler.retrieve_within(&key(2), LONG).unwrap().is_none());
+    assert!(engine.stats().l2.unwrap().backends.is_empty());
+}
+
+#[test]
 fn storage_that_cannot_be_opened_ends_the_start_and_leaves_no_file() {
     let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let uri = format!("dir:{}?size=4MiB&region=2MiB", root.path().display());

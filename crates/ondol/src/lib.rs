@@ -48,8 +48,9 @@ pub mod plugin {
     };
 }
 
-/// Which plugins load in a handler, and what became of them.
+/// Which plugins load in a handler, and what became of them; which storage an engine has.
 pub mod host {
+    pub use ondol_host::l2::{AdapterSpec, SpecError};
     pub use ondol_host::{
         ALLOWLIST_VARIABLE, Allowlist, Environment, LoadOptions, PluginReport, PluginState,
         Registry, RegistryMismatch,
