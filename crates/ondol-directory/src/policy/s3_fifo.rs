@@ -212,6 +212,19 @@ mod tests {
     }
 
     #[test]
+    fn who_was_used_more_often_is_spared_more_often() {
+        let mut policy = policy(10);
+        for id in 1..=2 {
+            policy.inserted(admitted(id, id, 1));
+            (0..2).for_each(|_| policy.accessed(id));
+        }
+        first(&mut policy);
+        (0..2).for_each(|_| policy.accessed(1));
+        policy.accessed(2);
+        assert_eq!(evict(&mut policy), 2);
+    }
+
+    #[test]
     fn what_comes_back_soon_goes_to_the_main_queue() {
         let mut policy = policy(10);
         (1..=3).for_each(|id| policy.inserted(admitted(id, 100 + id, 1)));

@@ -175,18 +175,24 @@ impl Codec {
                 len: filled,
                 meta: ObjectMeta::default(),
                 verified: false,
-                in_place: self.is_plain() && stored.is_first(filled),
+                in_place: self.is_plain() && stored.first(filled).is_some(),
             });
         };
-        let is_plain = trailer.transforms().next().is_none();
-        let in_place = self.is_plain() && is_plain && stored.is_first(trailer.body_len);
-        Ok(Checked {
+        let mut checked = Checked {
             len: trailer.object_len,
             meta: trailer.meta(),
-            // What is yet to be decoded is checked then.
-            verified: in_place && self.check_body(&trailer, &stored)?,
-            in_place,
-        })
+            verified: false,
+            in_place: false,
+        };
+        // What is yet to be decoded is checked then.
+        if let Some(body) = stored.first(trailer.body_len)
+            && self.is_plain()
+            && trailer.is_plain()
+        {
+            checked.verified = self.check_body(&trailer, body)?;
+            checked.in_place = true;
+        }
+        Ok(checked)
     }
 
     /// Makes an object of at most `limit` bytes of stored bytes; for any codec. Whatever a trailer or a compressed frame says, it
@@ -219,8 +225,8 @@ impl Codec {
                 trailer.object_len
             )));
         }
-        let mut verified = self.check_body(&trailer, &whole)?;
         let body = &stored[..trailer.body_len as usize];
+        let mut verified = self.check_body(&trailer, body)?;
         let bytes = with_identity(key, name, &trailer, |identity| {
             self.chain.decode(trailer.transforms(), identity, body)
         })?;
@@ -236,7 +242,7 @@ impl Codec {
             ObjectChecksum::None => {}
             ObjectChecksum::Withheld => meta.checksum = Some(xxh3_64(&bytes)),
             ObjectChecksum::Known(expected) => {
-                if body.len() != bytes.len() || trailer.transforms().next().is_some() {
+                if !trailer.is_plain() {
                     fits(xxh3_64(&bytes), expected)?;
                     verified = true;
                 }
@@ -251,9 +257,8 @@ impl Codec {
     }
 
     /// Compares the body with its checksum; whether that, or the adapter, shows that it is right.
-    fn check_body(&self, trailer: &Trailer, stored: &Stored<'_>) -> Result<bool, CodecError> {
-        let is_plain = trailer.transforms().next().is_none();
-        if is_plain && trailer.body_len != trailer.object_len {
+    fn check_body(&self, trailer: &Trailer, body: &[u8]) -> Result<bool, CodecError> {
+        if trailer.is_plain() && trailer.body_len != trailer.object_len {
             return Err(CodecError(format!(
                 "its body has {} bytes; expected {}",
                 trailer.body_len, trailer.object_len
@@ -264,7 +269,7 @@ impl Codec {
         }
         match trailer.body_checksum {
             Some(expected) => {
-                fits(stored.checksum(trailer.body_len), expected)?;
+                fits(xxh3_64(body), expected)?;
                 Ok(true)
             }
             None if self.require => Err(CodecError(

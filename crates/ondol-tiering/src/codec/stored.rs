@@ -1,7 +1,6 @@
 use std::borrow::Cow;
 
 use ondol_plugin::l2::PageMut;
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// Stored bytes, in two pieces where they fill the body of a page and go on in its trailer.
 #[derive(Clone, Copy, Debug)]
@@ -35,9 +34,9 @@ impl<'a> Stored<'a> {
         self.first.len() as u64 + self.second.len() as u64
     }
 
-    /// Whether the first `len` bytes lie in the first piece.
-    pub(super) fn is_first(&self, len: u64) -> bool {
-        len <= self.first.len() as u64
+    /// The first `len` bytes, if they lie in the first piece.
+    pub(super) fn first(&self, len: u64) -> Option<&'a [u8]> {
+        self.first.get(..usize::try_from(len).ok()?)
     }
 
     /// The last `len` bytes, or all if there are fewer.
@@ -51,17 +50,5 @@ impl<'a> Stored<'a> {
             return Cow::Borrowed(first);
         }
         Cow::Owned([first, self.second].concat())
-    }
-
-    /// xxh3-64 of the first `len` bytes, of which there are as many.
-    pub(super) fn checksum(&self, len: u64) -> u64 {
-        let len = len as usize;
-        if len <= self.first.len() {
-            return xxh3_64(&self.first[..len]);
-        }
-        let mut hasher = Xxh3Default::new();
-        hasher.update(self.first);
-        hasher.update(&self.second[..len - self.first.len()]);
-        hasher.digest()
     }
 }

@@ -404,6 +404,20 @@ fn an_adapter_that_verifies_is_believed() {
     assert!(check_found(&both, &key, &stored).is_err());
 }
 
+/// Also where nobody compares checksums here, what is served must lie within what was stored.
+#[test]
+fn an_object_that_lost_bytes_in_the_middle_is_refused() {
+    let verifying = Codec::new(&[], true).unwrap();
+    for key in [raw(b"k"), lmcache(LMCACHE)] {
+        let stored = encode(&verifying, &key, &sample(300), ObjectMeta::default());
+        for lost in [1, 8, 100, 300] {
+            let short = [&stored[..300 - lost], &stored[300..]].concat();
+            assert!(check(&verifying, &key, &short, 300).is_err());
+            assert!(decode(&verifying, &key, &short).is_err());
+        }
+    }
+}
+
 // Faults that others have had.
 
 /// LMCache 0.5.6 returns corrupted bytes as a hit (its weak point 7).

@@ -75,6 +75,11 @@ impl Trailer {
         self.chain.into_iter().filter(|id| *id != 0)
     }
 
+    /// Whether the body is the object as it is.
+    pub(super) fn is_plain(&self) -> bool {
+        self.transforms().next().is_none()
+    }
+
     pub(super) fn to_bytes(self, key: &Key) -> Vec<u8> {
         let len = trailer_len(key);
         let mut bytes = Vec::with_capacity(len);
