@@ -26,3 +26,6 @@ pub use naming::object_key;
 pub use prefetch::{FetchPolicy, Prefetch, PrefetchReport, PrefetchRequest, Row};
 pub use quota::{QuotaTable, Quotas};
 pub use tiering::Tiering;
+
+#[cfg(test)]
+mod tests;

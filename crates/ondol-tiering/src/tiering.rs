@@ -19,7 +19,7 @@ use crate::{Memory, Prefetch, PrefetchRequest, Quotas, TieringConfig};
 
 /// The storage tier: backends and the controllers that move objects.
 pub struct Tiering {
-    attached: Arc<AttachedBackends>,
+    pub(crate) attached: Arc<AttachedBackends>,
     store: StoreController,
     prefetch: PrefetchController,
     evict: EvictController,

@@ -153,6 +153,11 @@ impl Reports {
         self.unlock(state, true);
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.state.lock().stop
+    }
+
     fn unlock(&self, mut state: parking_lot::MutexGuard<'_, State>, urgent: bool) {
         state.look |= urgent;
         let wakes = state.sleeps && (state.look || state.stop || state.reports.len() >= PLENTY);

@@ -229,16 +229,18 @@ impl EvictThread {
                 }
                 break;
             }
+            let mut gone = 0;
             for victims in victims.chunks(DELETE_KEYS) {
-                self.delete(victims)?;
+                gone += self.delete(victims)?;
                 if self.works.at.is_some() || self.reports.is_filling() {
                     break;
                 }
             }
             let before = usage.used_bytes;
             usage = self.usage();
-            // A backend whose usage lags would lose everything otherwise.
-            if self.works.at.is_some() || usage.used_bytes >= before || self.reports.is_filling() {
+            // A backend whose usage does not follow what is deleted must not lose everything.
+            let lags = gone > 0 && usage.used_bytes >= before;
+            if lags || self.works.at.is_some() || self.reports.is_filling() {
                 break;
             }
         }
@@ -264,7 +266,8 @@ impl EvictThread {
         usage
     }
 
-    fn delete(&mut self, victims: &[Victim]) -> Result<(), CannotDelete> {
+    /// Deletes objects that are not locked; how many are gone.
+    fn delete(&mut self, victims: &[Victim]) -> Result<usize, CannotDelete> {
         let keys: Vec<_> = victims.iter().map(|victim| victim.key.clone()).collect();
         let name = self.attached.backend.name();
         let result = match self.attached.backend.delete(&keys) {
@@ -275,7 +278,7 @@ impl EvictThread {
                     tracing::warn!(backend = name, %error, "nothing can be evicted from the backend now");
                 }
                 self.works.set(Instant::now());
-                return Ok(());
+                return Ok(0);
             }
         };
         failpoint!("l2evict.deleted");
@@ -300,6 +303,6 @@ impl EvictThread {
             );
             return Err(CannotDelete);
         }
-        Ok(())
+        Ok(gone)
     }
 }

@@ -1,4 +1,4 @@
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
 use ondol_host::l2::TaskError;
@@ -8,6 +8,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::walk::STEP_KEYS;
 use crate::StoreOverflow;
+
+/// Objects that wait when the walk adds to them, at most; beyond that an object may be queued twice, which does no harm.
+const PLENTY: usize = 4 * STEP_KEYS;
 
 /// An object that waits to be stored. It is not leased while it waits.
 #[derive(Debug)]
@@ -154,7 +157,17 @@ impl Inbox {
         offered
     }
 
-    /// Objects that the walk found; how many of them, the last ones, found no room.
+    /// Those of these objects that do not wait yet.
+    pub(super) fn not_waiting(&self, objects: Vec<(Key, u64)>) -> Vec<(Key, u64)> {
+        let state = self.state.lock();
+        let waiting = state.waiting.iter().take(PLENTY).map(|it| &it.key);
+        let waiting: HashSet<_, foldhash::fast::RandomState> = waiting.collect();
+        let mut objects = objects;
+        objects.retain(|(key, _)| !waiting.contains(key));
+        objects
+    }
+
+    /// Queues objects that the walk found; how many of them, the last ones, found no room.
     pub(super) fn found(&self, objects: &[(Key, u64)]) -> usize {
         let mut state = self.state.lock();
         let room = self

@@ -271,8 +271,8 @@ impl StoreThread {
                     self.let_go(&[key]);
                     continue;
                 }
-                let pause = self.retries.pause(waiting.attempts);
-                self.retries.push(Instant::now() + pause, waiting);
+                let again_at = self.again_at(waiting.attempts);
+                self.retries.push(again_at, waiting);
             } else {
                 gone.push(key);
             }
@@ -311,11 +311,11 @@ impl StoreThread {
         counters.stored_bytes.add(bytes);
         self.leased_bytes -= batch.bytes;
         self.works();
-        self.mark_stored(&batch.keys);
         if let Some(evictions) = &self.attached.evictions {
             let objects = batch.objects.iter();
             evictions.stored(objects.map(|object| (&object.name, object.stored_len)));
         }
+        self.mark_stored(&batch.keys);
         self.let_go(&batch.keys);
     }
 
@@ -355,6 +355,8 @@ impl StoreThread {
             );
         }
         let was_alone = objects == 1;
+        // They come back as a batch.
+        let again_at = self.again_at(batch.objects.first().map_or(1, |it| it.attempts + 1));
         for (key, object) in batch.keys.into_iter().zip(batch.objects) {
             let captive = Captive {
                 waiting: Waiting {
@@ -370,9 +372,14 @@ impl StoreThread {
             if captive.watch.is_held() {
                 self.captive.push(captive);
             } else {
-                self.released(captive);
+                self.released(captive, again_at);
             }
         }
+    }
+
+    /// When something is tried again that was tried so often.
+    fn again_at(&mut self, attempts: u32) -> Instant {
+        Instant::now() + self.retries.pause(attempts)
     }
 
     /// Tries objects again that an adapter has let go of at last.
@@ -384,11 +391,14 @@ impl StoreThread {
             .into_iter()
             .partition(|captive| captive.watch.is_held());
         self.captive = held;
-        free.into_iter().for_each(|captive| self.released(captive));
+        for captive in free {
+            let again_at = self.again_at(captive.waiting.attempts);
+            self.released(captive, again_at);
+        }
     }
 
     /// An object that was not stored and that nobody reads any more: it is tried again, or given up.
-    fn released(&mut self, captive: Captive) {
+    fn released(&mut self, captive: Captive, again_at: Instant) {
         let Captive {
             mut waiting,
             retryable,
@@ -407,8 +417,7 @@ impl StoreThread {
         };
         if again {
             self.shown.counters.retried.increment();
-            let pause = self.retries.pause(waiting.attempts);
-            self.retries.push(Instant::now() + pause, waiting);
+            self.retries.push(again_at, waiting);
         } else {
             self.shown.counters.given_up.increment();
             if self.breaker.is_open() {
@@ -550,7 +559,10 @@ impl StoreThread {
     }
 
     /// Queues what a step of the walk has found to lack. What finds the queue full comes back later.
-    fn queue_lacking(&mut self, lacking: Vec<(Key, u64)>) {
+    fn queue_lacking(&mut self, mut lacking: Vec<(Key, u64)>) {
+        // Some may have been committed, or used, since the backend was asked.
+        lacking.retain(|(key, _)| !self.busy.contains(key));
+        let lacking = self.inbox.not_waiting(lacking);
         if let Some(outstanding) = &self.shared.outstanding {
             outstanding.add(lacking.iter().map(|(key, _)| key), 1);
         }
