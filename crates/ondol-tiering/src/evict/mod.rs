@@ -88,9 +88,7 @@ impl EvictController {
     pub(crate) fn stop(&self, until: Instant) -> bool {
         let lanes = std::mem::take(&mut *self.lanes.lock());
         lanes.iter().for_each(|lane| lane.reports.stop());
-        lanes
-            .iter()
-            .fold(true, |all, lane| lane.ended.wait(until) && all)
+        lanes.iter().all(|lane| lane.ended.wait(until))
     }
 
     /// Counters of one backend.

@@ -182,10 +182,7 @@ impl StoreController {
     pub(crate) fn stop(&self, until: Instant) -> bool {
         let lanes = std::mem::take(&mut *self.0.lanes.write());
         lanes.iter().for_each(|lane| lane.inbox.tell(Order::Stop));
-        // Each is waited for, also when one before it has not ended.
-        lanes
-            .iter()
-            .fold(true, |all, lane| lane.ended.wait(until) && all)
+        lanes.iter().all(|lane| lane.ended.wait(until))
     }
 
     /// Figures of one backend's stores.
