@@ -1,6 +1,7 @@
-//! What the author of a plugin runs against their own crate: a conformance suite, and fakes to write tests with.
+//! What the author of a plugin runs against their own crate: conformance suites, and fakes to write tests with.
 //!
-//! One line in `tests/conformance.rs` of the plugin's crate makes a test of every check:
+//! For storage backends there are [`l2_conformance!`] and [`connector_conformance!`], with fakes in [`l2`]. For handler
+//! plugins, one line in `tests/conformance.rs` of the plugin's crate makes a test of every check:
 //!
 //! ```ignore
 //! //! What every handler plugin must withstand.
