@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use hashlink::LinkedHashMap;
-use ondol_catalog::{EntryId, EvictionPolicy, Policy, PolicyContext, SaltLimits, failpoint};
+use ondol_catalog::{EntryId, EvictionPolicy, Policy, PolicyContext, failpoint};
 use ondol_memory::{Change, Journal, JournalError, Pool, Position, RemoveReason, StoredObject};
 use ondol_plugin::Key;
 use ondol_shm::ClientId;
@@ -15,7 +15,7 @@ use crate::entry::Entry;
 use crate::ids::Ids;
 use crate::metrics::Counters;
 use crate::pages::Pages;
-use crate::policy::{LateLimits, admitted};
+use crate::policy::admitted;
 use crate::shards::Shards;
 
 /// Objects and bytes that a client stored and that are still there.
@@ -40,8 +40,7 @@ pub(crate) struct State {
     pub(crate) journal: Arc<dyn Journal>,
     policy: &'static Policy,
     /// What policies are told when they are made. The room of one page size changes, so they are told no capacity.
-    policy_context: PolicyContext,
-    pub(crate) limits: Arc<LateLimits>,
+    pub(crate) policy_context: PolicyContext,
     /// One instance for each page size.
     pub(crate) policies: HashMap<u64, Box<dyn EvictionPolicy>, RandomState>,
     /// Visible objects, as policies know them.
@@ -69,16 +68,11 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(pool: Pool, journal: Arc<dyn Journal>, policy: &'static Policy) -> Self {
-        let limits = Arc::<LateLimits>::default();
         Self {
             pool,
             journal,
             policy,
-            policy_context: PolicyContext {
-                capacity_bytes: None,
-                quotas: Some(Arc::clone(&limits) as Arc<dyn SaltLimits>),
-            },
-            limits,
+            policy_context: PolicyContext::default(),
             policies: HashMap::default(),
             objects: HashMap::default(),
             pages: Pages::default(),

@@ -79,12 +79,12 @@ impl SaltLimits for OnePageForA {
 }
 
 #[test]
-fn a_salt_gives_what_it_has_beyond_limits_that_came_later() {
+fn a_salt_gives_what_it_has_beyond_its_limit() {
     let mut four = Four::new("isolated-lru");
+    four.directory.set_salt_limits(Arc::new(OnePageForA));
     for name in ["01@b", "02@b", "03@a", "04@a"] {
         four.store(name);
     }
-    four.directory.limit_salts(Arc::new(OnePageForA));
     four.store("05@b");
     assert!(!four.has("03@a") && four.has("01@b"));
     // Within its limit, it is spared for the fullest.

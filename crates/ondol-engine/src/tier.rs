@@ -145,7 +145,6 @@ impl Tier {
         let tiering = Tiering::start(Arc::clone(&memory), backends, settings)
             .map_err(|error| failed(&error))?;
         directory.set_commit_listener(Arc::new(Told(Arc::downgrade(&tiering))));
-        directory.limit_salts(Arc::clone(tiering.quotas()) as _);
         let promises = Promises::start(memory.capacity_bytes() / PROMISED_PART);
         Ok(Self {
             tiering,

@@ -1,13 +1,11 @@
 //! Eviction policies; each is a row of the catalogue's table.
 
 use std::hash::BuildHasher;
-use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::FixedState;
-use ondol_catalog::{Admitted, SaltLimits};
+use ondol_catalog::Admitted;
 use ondol_plugin::{Key, KeyTag};
 
-use crate::Directory;
 use crate::entry::Entry;
 
 mod arc;
@@ -17,25 +15,6 @@ mod lru;
 mod s3_fifo;
 #[cfg(test)]
 mod tests;
-
-/// Limits of cache salts that are set after policies were made.
-#[derive(Debug, Default)]
-pub(crate) struct LateLimits(OnceLock<Arc<dyn SaltLimits>>);
-
-impl SaltLimits for LateLimits {
-    fn limit(&self, salt: &str) -> Option<u64> {
-        self.0.get()?.limit(salt)
-    }
-}
-
-impl Directory {
-    /// Gives policies that keep cache salts apart the limits to go by. Only the first call does anything; before it no salt
-    /// has a limit.
-    pub fn limit_salts(&self, limits: Arc<dyn SaltLimits>) {
-        let late = Arc::clone(&self.state.lock().limits);
-        let _ = late.0.set(limits);
-    }
-}
 
 /// An entry as policies see it. What goes with it is its page.
 pub(crate) fn admitted(entry: &Entry) -> Admitted<'_> {
