@@ -9,6 +9,7 @@ use ondol_plugin::Key;
 use ondol_plugin::l2::{CloseReport, Health};
 use ondol_protocol::{BackendStats, L2Stats};
 use parking_lot::Mutex;
+use serde_json::json;
 
 use crate::attached::AttachedBackends;
 use crate::error::TieringError;
@@ -173,6 +174,11 @@ impl Tiering {
         for (name, count) in self.store.counters() {
             totals.insert(name.to_owned(), count);
         }
+        for counter in self.prefetch.counters().iter() {
+            totals.insert(counter.metric().name.to_owned(), counter.get());
+        }
+        stats.prefetches = self.prefetch.under_way();
+        stats.loading_bytes = self.prefetch.loading_bytes();
         stats.counters = totals;
         stats
     }
@@ -185,6 +191,7 @@ impl Tiering {
         if std::mem::replace(&mut *self.closed.lock(), true) {
             return CloseReport::default();
         }
+        self.prefetch.close();
         let left = self.store.finish(now + deadline / 2);
         if left > 0 {
             tracing::warn!(objects = left, "objects were not stored before the end");
@@ -230,6 +237,18 @@ fn backend_stats(backend: &Backend, captive_bytes: &mut u64) -> BackendStats {
         BackendHealth::Degraded => "degraded",
         _ => "healthy",
     };
+    let counts = status.counts;
+    let mut figures: BTreeMap<_, _> = adapter.figures.into_iter().collect();
+    // How its lane found it to keep the contract.
+    let lane = json!({
+        "breaches": counts.breaches,
+        "lost_signals": counts.lost_signals,
+        "unknown_tasks": counts.unknown_tasks,
+        "timeouts": counts.timeouts,
+        "late_results": counts.late_results,
+        "overflows": counts.overflows,
+    });
+    figures.insert("lane".to_owned(), lane);
     BackendStats {
         name: backend.name().to_owned(),
         type_name: backend.spec().type_name.clone(),
@@ -242,7 +261,7 @@ fn backend_stats(backend: &Backend, captive_bytes: &mut u64) -> BackendStats {
         bytes_by_salt: usage.bytes_by_salt,
         tasks: status.tasks,
         captive_tasks: status.captive_tasks,
-        figures: adapter.figures.into_iter().collect(),
+        figures,
         ..BackendStats::default()
     }
 }
