@@ -84,7 +84,7 @@ fn tier(l1: &L1, adapter: NullAdapter) -> Arc<Tiering> {
 
 /// CPU time per key of a store: all of it from the grant on, and the storage tier's part.
 fn store(keys: &[Key]) -> (f64, f64) {
-    let l1 = L1::new(((KEYS as u64 * STRIDE) >> 20).next_multiple_of(2) + 8 << 20);
+    let l1 = L1::new((KEYS as u64 * STRIDE).next_multiple_of(2 << 20) + (8 << 20));
     let (adapter, stored) = NullAdapter::new();
     let tiering = tier(&l1, adapter);
     let begin = cpu_us();

@@ -9,23 +9,23 @@ use ondol_plugin::l2::{
 };
 
 /// A backend that ends every task within its submit and keeps nothing.
-pub struct NullAdapter {
+pub(crate) struct NullAdapter {
     completions: Completions,
     stored: Stored,
 }
 
 /// How many objects it was given to store.
 #[derive(Clone, Default)]
-pub struct Stored(Arc<AtomicUsize>);
+pub(crate) struct Stored(Arc<AtomicUsize>);
 
 impl Stored {
-    pub fn get(&self) -> usize {
+    pub(crate) fn get(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 impl NullAdapter {
-    pub fn new() -> (Self, Stored) {
+    pub(crate) fn new() -> (Self, Stored) {
         let stored = Stored::default();
         let adapter = Self {
             completions: Completions::new().expect("three descriptors"),
