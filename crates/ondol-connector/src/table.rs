@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use ondol_plugin::l2::{ConnectorEntry, NativeConnector, OpenContext};
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
 use crate::c_connector::{self, Functions};
@@ -138,7 +139,7 @@ impl Table {
         };
         // Threads of the library may run its code from now on, whatever becomes of the connector.
         if let Some(loaded) = &self.loaded {
-            Box::leak(Box::new(Arc::clone(loaded)));
+            keep_loaded(loaded);
         }
         let connector =
             c_connector::open(&self.library, class_name, functions, parameters, context)?;
@@ -229,6 +230,15 @@ impl fmt::Debug for Table {
             .field("library", &self.library)
             .field("classes", &self.classes().collect::<Vec<_>>())
             .finish_non_exhaustive()
+    }
+}
+
+/// Keeps a library for as long as the process lives.
+fn keep_loaded(library: &Arc<Library>) {
+    static KEPT: Mutex<Vec<Arc<Library>>> = Mutex::new(Vec::new());
+    let mut kept = KEPT.lock();
+    if !kept.iter().any(|other| Arc::ptr_eq(other, library)) {
+        kept.push(Arc::clone(library));
     }
 }
 

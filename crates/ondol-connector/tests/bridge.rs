@@ -289,3 +289,19 @@ fn a_slow_submit_holds_up_nobody() {
     });
     assert_eq!(figure(&bridge, "unknown_completions"), 0);
 }
+
+#[test]
+fn what_is_stored_during_a_delete_still_counts() {
+    let strings = Strings::new();
+    let bridge = strings.bridge(LONG);
+    std::thread::scope(|scope| {
+        let delete = scope.spawn(|| bridge.delete(&keys([1])));
+        let deleting = strings.next();
+        let task = bridge.submit_store(vec![item(1, 5)]).unwrap();
+        strings.complete(strings.next().succeed());
+        assert_eq!(store_result(&bridge, task).0, Ok(5));
+        strings.complete(deleting.succeed());
+        assert!(delete.join().unwrap().unwrap().gone.test(0));
+    });
+    assert_eq!(bridge.usage().used_bytes, 5);
+}

@@ -61,7 +61,7 @@ impl Inventory {
     }
 
     /// Learns that an object is not there.
-    pub(super) fn forget(&mut self, key: &ObjectKey) {
+    fn forget(&mut self, key: &ObjectKey) {
         if let Some(known) = self.objects.remove(key) {
             self.subtract(key, known.bytes);
         }

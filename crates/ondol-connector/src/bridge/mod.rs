@@ -332,13 +332,14 @@ impl L2Adapter for Bridge {
             return Ok(result);
         }
         let names = names(deleting.keys());
+        let mark = shared.inventory.lock().mark();
         let submitted = shared.connector.submit_batch_delete(&names);
         let submitted = submitted.with_context(|| shared.refused("a delete"))?;
         let Some(future) = submitted else {
             shared.record.lock().cannot_delete(&shared.name);
             return Ok(result);
         };
-        let (request, answer) = DeleteAnswer::new(deleting.into_parts());
+        let (request, answer) = DeleteAnswer::new(deleting.into_parts(), mark);
         announced.register(future, Request::Delete(request), None)?;
         let Some(gone) = answer.wait(shared.options.delete_timeout) else {
             shared.delete_is_overdue(future);

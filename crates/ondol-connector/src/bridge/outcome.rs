@@ -217,7 +217,9 @@ fn finish_delete(shared: &Shared, mut delete: Delete, mut completion: Completion
             .map(|(_, key)| key)
             .collect();
         let mut inventory = shared.inventory.lock();
-        gone.iter().for_each(|(_, key)| inventory.forget(key));
+        // What was stored meanwhile may be there or not: it counts until somebody finds it missing.
+        gone.iter()
+            .for_each(|(_, key)| inventory.was_missing(key, delete.mark));
         gone.into_iter().map(|(place, _)| *place).collect()
     });
     shared

@@ -51,6 +51,8 @@ pub(super) struct Delete {
     answer: Option<SyncSender<DeleteOutcome>>,
     /// Each key with its place in the batch.
     pub(super) keys: Vec<(usize, ObjectKey)>,
+    /// When it was submitted.
+    pub(super) mark: Mark,
 }
 
 /// The places of the keys that are gone.
@@ -84,11 +86,12 @@ impl PageMark {
 pub(super) struct DeleteAnswer(Receiver<DeleteOutcome>);
 
 impl DeleteAnswer {
-    pub(super) fn new(keys: Vec<(usize, ObjectKey)>) -> (Delete, Self) {
+    pub(super) fn new(keys: Vec<(usize, ObjectKey)>, mark: Mark) -> (Delete, Self) {
         let (answer, receiver) = sync_channel(1);
         let delete = Delete {
             answer: Some(answer),
             keys,
+            mark,
         };
         (delete, Self(receiver))
     }
