@@ -62,6 +62,15 @@ impl Pages {
         })
     }
 
+    /// Writes to the pages of so many objects: then they cost no page faults later, and hold what could be objects.
+    fn touch(&self, objects: usize) -> anyhow::Result<()> {
+        for page in self.memory.reserve(&vec![LEN; objects]) {
+            page.context("room for all objects")?.as_mut().fill(0xa5);
+        }
+        self.memory.flush_returns();
+        Ok(())
+    }
+
     fn tiering(&self, adapter: NullAdapter) -> anyhow::Result<Arc<Tiering>> {
         let spec: AdapterSpec = r#"{"type":"null"}"#.parse()?;
         let backend = Backend::start(
@@ -117,7 +126,11 @@ fn fetch(tiering: &Tiering, request: PrefetchRequest) -> anyhow::Result<()> {
     let until = Instant::now() + Duration::from_secs(60);
     let report = tiering.prefetch(request).wait(until);
     let found = report.present[0].count_ones();
-    ensure!(found == BATCH, "{found} of {BATCH} keys came");
+    ensure!(
+        found == BATCH,
+        "{found} of {BATCH} keys came: {:?}",
+        tiering.stats().counters
+    );
     Ok(())
 }
 
@@ -125,6 +138,7 @@ fn fetch(tiering: &Tiering, request: PrefetchRequest) -> anyhow::Result<()> {
 fn prefetch() -> anyhow::Result<f64> {
     // Room for all of them: what eviction costs is not asked here.
     let pages = Pages::new(2 * LEN * (BATCH * BATCHES) as u64)?;
+    pages.touch(BATCH * BATCHES)?;
     let tiering = pages.tiering(NullAdapter::full(LEN)?)?;
     let requests: Result<Vec<_>, _> = (0..BATCHES).map(|batch| keys(batch).map(request)).collect();
     let requests = requests?;
@@ -140,6 +154,7 @@ fn prefetch() -> anyhow::Result<f64> {
 /// Objects that memory has.
 fn in_memory() -> anyhow::Result<f64> {
     let pages = Pages::new(64 << 20)?;
+    pages.touch(BATCH)?;
     let tiering = pages.tiering(NullAdapter::full(LEN)?)?;
     let keys = keys(0)?;
     fetch(&tiering, request(keys.clone()))?;

@@ -274,7 +274,8 @@ fn decode(
     cell: &BatchCell,
     stored: &[u8],
 ) -> Result<Arrival, Unusable> {
-    let limit = cell.expected_len.unwrap_or(memory.capacity_bytes());
+    // Not what was expected: an expectation that is wrong must not make a sound object count as corrupt.
+    let limit = memory.capacity_bytes();
     let decoded = codec
         .decode(&cell.key, &cell.name, stored, limit)
         .map_err(Unusable::Codec)?;

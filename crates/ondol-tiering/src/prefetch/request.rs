@@ -168,7 +168,6 @@ impl Request {
             match Room::of(codec, &cell.key, stored, cell.expected_len, capacity) {
                 Ok(room) => rooms[index] = Some(room),
                 Err(Unfit::UnknownLength) => counters.unknown_length.increment(),
-                Err(Unfit::OtherLength) => counters.other_length.increment(),
                 Err(Unfit::TooLong) => counters.too_long.increment(),
             }
         }

@@ -313,20 +313,26 @@ fn an_object_of_another_length_than_expected_is_a_miss() {
             ..prefix(&[])
         })
     };
-    // Known from the lookup: not even loaded.
-    let prefetch = ask(LEN as u64 + 1);
-    rig.manual()
-        .next_lookup()
-        .find(|name| Some(shelf[name].len() as u64));
-    assert_eq!(present(&finish(prefetch)), "00");
-    // Found when it has come.
-    let prefetch = ask(LEN as u64 + 1);
-    rig.manual().next_lookup().find(|_| Some(0));
-    rig.manual()
-        .next_load()
-        .fill(|name| shelf.get(name).cloned());
-    assert_eq!(present(&finish(prefetch)), "00");
-    assert_eq!(rig.controller.counters().other_length.get(), 4);
+    // Whether the lookup knows how long it is or not.
+    for is_known in [true, false] {
+        for expected in [LEN as u64 + 1, LEN as u64 - 1, 1] {
+            let prefetch = ask(expected);
+            rig.manual().next_lookup().find(|name| {
+                Some(if is_known {
+                    shelf[name].len() as u64
+                } else {
+                    0
+                })
+            });
+            rig.manual()
+                .next_load()
+                .fill(|name| shelf.get(name).cloned());
+            assert_eq!(present(&finish(prefetch)), "00");
+        }
+    }
+    // It may be the expectation that is wrong.
+    assert_eq!(rig.controller.counters().corrupt.get(), 0);
+    assert!(rig.controller.counters().other_length.get() >= 6);
     rig.assert_all_is_given_back();
     assert!(!rig.l1.has(&keys[0]));
 }
@@ -348,6 +354,35 @@ fn a_length_that_no_memory_has_is_not_reserved() {
     wrong.sizes.clear();
     rig.manual().next_lookup().end(wrong);
     assert_eq!(present(&finish(prefetch)), "0");
+}
+
+#[test]
+fn an_object_that_was_stored_with_other_transforms_than_today_is_served() {
+    let before = Rig::with(1, 4 << 20, config(), &json!([{"type": "lz4"}]));
+    let keys = keys(0..2);
+    let shelf = before.shelf(&keys);
+    let rig = Rig::new(1);
+    for expected_len in [None, Some(LEN as u64)] {
+        let prefetch = rig.controller.submit(PrefetchRequest {
+            rows: vec![Row {
+                expected_len,
+                ..row(&keys)
+            }],
+            ..prefix(&[])
+        });
+        rig.manual()
+            .next_lookup()
+            .find(|name| Some(shelf[name].len() as u64));
+        rig.manual()
+            .next_load()
+            .fill(|name| shelf.get(name).cloned());
+        let report = finish(prefetch);
+        assert_eq!(present(&report), "11");
+        rig.assert_right(&keys, &report);
+        drop(report);
+        assert_eq!(rig.l1.memory.evict(&keys), 2);
+    }
+    rig.assert_all_is_given_back();
 }
 
 // lmcache.md §7.2 row 31: one page too few failed the whole batch.
