@@ -5,6 +5,7 @@
 //! small, so that what is left is the bookkeeping: queues, leases, names, trailers, tasks, marks.
 
 mod null;
+mod prefetch;
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../../src/memory/testing.rs"]
 mod testing;
@@ -130,4 +131,10 @@ fn main() {
         best(&rounds, |it| it.1),
         13.7,
     );
+    let best = |measure: fn(&[Key]) -> f64| {
+        let rounds = (0..ROUNDS).map(|_| measure(&keys));
+        rounds.fold(f64::INFINITY, f64::min)
+    };
+    print("prefetch: null backend", best(prefetch::from_backend), 22.2);
+    print("prefetch: all in memory", best(prefetch::from_memory), 6.4);
 }
