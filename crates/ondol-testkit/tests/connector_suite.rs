@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use ondol_plugin::l2::{
@@ -46,12 +46,30 @@ enum Fault {
 
 use Fault as F;
 
+/// That somebody has seen something; waited for, but not for ever.
+#[derive(Default)]
+struct Seen(AtomicBool);
+
+impl Seen {
+    fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn wait(&self) {
+        let begun = Instant::now();
+        while !self.0.load(Ordering::Acquire) && begun.elapsed() < Duration::from_secs(10) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 struct Inner {
     objects: Arc<MapBackend>,
     fault: Fault,
     done: Mutex<Vec<Completion>>,
     signal: EventNotifier,
     kept: Mutex<Vec<ObjectRef>>,
+    half_is_seen: Seen,
 }
 
 struct Connector {
@@ -110,6 +128,7 @@ impl Inner {
         let Some(mut stored) = self.objects.get(key) else {
             return (self.is(F::MissingFound), page.room() as u64);
         };
+        self.half_is_seen.set();
         if self.is(F::WrongByte)
             && let Some(first) = stored.first_mut()
         {
@@ -132,7 +151,7 @@ impl Inner {
         } else if self.is(F::HalfVisible) && self.objects.get(&key).is_none() {
             self.objects
                 .put(key.clone(), &object.body()[..object.body().len() / 2]);
-            thread::sleep(Duration::from_millis(50));
+            self.half_is_seen.wait();
             self.objects.put(key, object.to_vec());
         } else {
             self.objects.put(key, object.to_vec());
@@ -149,6 +168,7 @@ impl Connector {
                 done: Mutex::default(),
                 signal: EventNotifier::new()?,
                 kept: Mutex::default(),
+                half_is_seen: Seen::default(),
             }),
             workers: WorkerPool::new("connector", 2)?,
             next: AtomicU64::new(1),
@@ -327,7 +347,7 @@ fn expect(fault: Fault, check: Check, place: &str, what: &str) {
     let subject = match fault {
         // What never ends is waited for, so not for long.
         F::SignalFirst | F::LostSignal | F::LostCompletion | F::LostAtClose | F::HangInClose => {
-            subject(fault).with_patience(Duration::from_millis(500))
+            subject(fault).with_patience(Duration::from_secs(1))
         }
         _ => subject(fault),
     };

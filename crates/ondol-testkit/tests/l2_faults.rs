@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ondol_plugin::l2::{
     AdapterStatus, BlockingBackend, CloseReport, DeleteResult, EventFds, EventNotifier, Health,
@@ -73,9 +73,27 @@ struct Storage {
     order: Mutex<VecDeque<ObjectKey>>,
 }
 
+/// That somebody has seen something; waited for, but not for ever.
+#[derive(Default)]
+struct Seen(AtomicBool);
+
+impl Seen {
+    fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn wait(&self) {
+        let begun = Instant::now();
+        while !self.0.load(Ordering::Acquire) && begun.elapsed() < Duration::from_secs(10) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 struct Backend {
     storage: Arc<Storage>,
     fault: Fault,
+    half_is_seen: Seen,
     extra: AtomicU64,
     at_start: Usage,
 }
@@ -111,7 +129,7 @@ impl BlockingBackend for Backend {
         }
         if self.is(F::HalfVisible) && objects.get(key).is_none() {
             objects.put(key.clone(), &object.body()[..object.body().len() / 2]);
-            thread::sleep(Duration::from_millis(50));
+            self.half_is_seen.wait();
             objects.put(key.clone(), object.to_vec());
             return Ok(bytes);
         }
@@ -149,6 +167,7 @@ impl BlockingBackend for Backend {
                 false => LoadOutcome::Missing,
             };
         };
+        self.half_is_seen.set();
         let whole = stored.len() as u64;
         if self.is(F::WrongByte)
             && let Some(last) = stored.last_mut()
@@ -252,6 +271,7 @@ impl Suspect {
         let backend = Backend {
             storage: Arc::clone(storage),
             fault,
+            half_is_seen: Seen::default(),
             extra: AtomicU64::new(0),
             at_start: storage.objects.usage(),
         };
@@ -454,7 +474,7 @@ fn expect(fault: Fault, check: Check, place: &str, what: &str) {
         | F::LostCompletion
         | F::LostByCancel
         | F::HangInSubmit
-        | F::HangInClose => subject(fault).with_patience(Duration::from_millis(500)),
+        | F::HangInClose => subject(fault).with_patience(Duration::from_secs(1)),
         _ => subject(fault),
     };
     let report = check.run(&subject);
@@ -825,4 +845,94 @@ fn an_eviction_of_what_is_locked() {
 #[test]
 fn an_adapter_that_is_ill() {
     expect(F::Unhealthy, Check::Status, "status", "healthy");
+}
+
+/// Registrations that are wrong; the adapter is a good one.
+mod registrations {
+    use ondol_plugin::l2::{AdapterConfig, L2AdapterFactory, OpenContext, Parameter};
+    use ondol_plugin::{inventory, package};
+
+    use super::*;
+
+    type Opened = anyhow::Result<Box<dyn L2Adapter>>;
+
+    fn careless(_: AdapterConfig, _: &OpenContext<'_>) -> Opened {
+        Suspect::open(&Arc::default(), F::Unhealthy)
+    }
+
+    fn vague(config: AdapterConfig, context: &OpenContext<'_>) -> Opened {
+        anyhow::ensure!(
+            config.parameters().contains_key("size"),
+            "something is wrong"
+        );
+        careless(config, context)
+    }
+
+    fn brittle(config: AdapterConfig, context: &OpenContext<'_>) -> Opened {
+        let size = config.parameters().get("size");
+        assert!(!size.is_some_and(serde_json::Value::is_object), "no object");
+        careless(config, context)
+    }
+
+    inventory::submit! {
+        L2AdapterFactory::new("careless", module_path!(), "Careless", package!(), careless)
+            .parameters(&[Parameter::required("size", "its size")])
+    }
+
+    inventory::submit! {
+        L2AdapterFactory::new("vague", module_path!(), "Vague", package!(), vague)
+            .parameters(&[Parameter::required("size", "its size")])
+    }
+
+    inventory::submit! {
+        L2AdapterFactory::new("brittle", module_path!(), "Brittle", package!(), brittle)
+            .parameters(&[Parameter::optional("size", "0", "its size")])
+    }
+
+    #[track_caller]
+    fn expect(config: serde_json::Value, place: &str, what: &str) {
+        let subject = Subject::linked(env!("CARGO_PKG_NAME"), move |_| config.clone());
+        let report = Check::Configuration.run(&subject);
+        let [violation] = report.violations() else {
+            panic!("nothing was found: {report}");
+        };
+        assert_eq!(violation.place, place, "{report}");
+        assert!(violation.what.contains(what), "{what:?} is not in {report}");
+    }
+
+    #[test]
+    fn a_type_that_nobody_registered() {
+        let config = serde_json::json!({"type": "no such type"});
+        expect(config, "registration", "inventory::submit!");
+    }
+
+    #[test]
+    fn a_parameter_that_is_not_listed() {
+        let config = serde_json::json!({"type": "careless", "secret": 1, "eviction": {}});
+        expect(config, "parameters", "`secret`");
+    }
+
+    #[test]
+    fn a_required_parameter_that_is_not_required() {
+        expect(
+            serde_json::json!({"type": "careless", "size": 1}),
+            "open",
+            "did well without `size`",
+        );
+    }
+
+    #[test]
+    fn a_required_parameter_that_is_not_named() {
+        expect(
+            serde_json::json!({"type": "vague", "size": 1}),
+            "open",
+            "did not name it",
+        );
+    }
+
+    #[test]
+    fn a_parameter_that_makes_it_panic() {
+        let config = serde_json::json!({"type": "brittle"});
+        expect(config, "open", "panicked: no object");
+    }
 }

@@ -71,6 +71,7 @@ macro_rules! l2_conformance {
     };
     (@all) => {
         $crate::l2_conformance!(@tests
+            parameters_are_listed_and_named_when_they_are_wrong: Configuration,
             descriptors_are_three_and_reset: Descriptors,
             what_is_stored_comes_back: RoundTrip,
             results_are_there_before_the_signal_and_given_once: OneShot,

@@ -123,10 +123,20 @@ impl Capabilities {
     }
 }
 
+type Config = dyn Fn(&Path) -> Value + Send + Sync;
+
+/// An adapter that a package registered, and the JSON that opens it.
+#[derive(Clone)]
+pub(super) struct Registration {
+    package: String,
+    config: Arc<Config>,
+}
+
 /// An adapter under check: how it is opened, and what it can.
 #[derive(Clone)]
 pub struct Subject {
     pub(super) open: Arc<Open>,
+    pub(super) registration: Option<Registration>,
     pub(super) capabilities: Capabilities,
     pub(super) patience: Duration,
 }
@@ -138,6 +148,7 @@ impl Subject {
     ) -> Self {
         Self {
             open: Arc::new(open),
+            registration: None,
             capabilities: Capabilities::default(),
             patience: PATIENCE,
         }
@@ -146,14 +157,21 @@ impl Subject {
     /// An adapter that a package registered in this process, opened from the JSON that `config` makes for a directory: its
     /// `type`, and its parameters. An `inner` adapter may be any that is linked, or `{"type":"map"}`, which is a map.
     pub fn linked(package: &str, config: impl Fn(&Path) -> Value + Send + Sync + 'static) -> Self {
-        let package = package.to_owned();
-        Self::opened_by(move |dir| {
-            let Value::Object(config) = config(dir) else {
-                anyhow::bail!("the configuration is no JSON object");
-            };
-            let found = factory(&config, |factory| factory.package().name == package);
-            open(found?, &config)
-        })
+        let registration = Registration {
+            package: package.to_owned(),
+            config: Arc::new(config),
+        };
+        let subject = Self::opened_by({
+            let registration = registration.clone();
+            move |dir| {
+                let config = registration.config(dir)?;
+                open(registration.factory(&config)?, &config)
+            }
+        });
+        Self {
+            registration: Some(registration),
+            ..subject
+        }
     }
 
     /// The same with these capabilities.
@@ -168,6 +186,24 @@ impl Subject {
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
+    }
+}
+
+impl Registration {
+    /// The JSON for a directory.
+    pub(super) fn config(&self, dir: &Path) -> anyhow::Result<Map<String, Value>> {
+        match (self.config)(dir) {
+            Value::Object(config) => Ok(config),
+            other => anyhow::bail!("the configuration is {other}; expected a JSON object"),
+        }
+    }
+
+    /// The factory that a configuration means.
+    pub(super) fn factory(
+        &self,
+        config: &Map<String, Value>,
+    ) -> anyhow::Result<&'static L2AdapterFactory> {
+        factory(config, |factory| factory.package().name == self.package)
     }
 }
 
@@ -189,7 +225,7 @@ fn factory(
     })
 }
 
-fn open(
+pub(super) fn open(
     factory: &L2AdapterFactory,
     config: &Map<String, Value>,
 ) -> anyhow::Result<Box<dyn L2Adapter>> {

@@ -1,4 +1,5 @@
 mod buffers;
+mod configuration;
 mod inventory;
 mod lifetime;
 mod locks;
@@ -22,6 +23,9 @@ const CHECK_PATIENCE: u32 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Check {
+    /// What the configuration names is listed; a parameter that must be given and is not, or that is nonsense, is refused with its
+    /// name, and nothing panics. Concerns adapters that are opened by a configuration.
+    Configuration,
     /// Three descriptors, which differ from each other and from those of a second adapter, do not change, and are reset by a
     /// read of eight bytes.
     Descriptors,
@@ -71,7 +75,8 @@ pub enum Check {
 
 impl Check {
     /// Every check.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
+        Self::Configuration,
         Self::Descriptors,
         Self::RoundTrip,
         Self::OneShot,
@@ -99,6 +104,7 @@ impl Check {
     /// The check in a few words.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Configuration => "configuration",
             Self::Descriptors => "descriptors",
             Self::RoundTrip => "round trip",
             Self::OneShot => "one-shot results",
@@ -127,6 +133,7 @@ impl Check {
     /// Runs this check on an adapter of its own.
     pub fn run(self, subject: &Subject) -> Report {
         let check = match self {
+            Self::Configuration => configuration::parameters,
             Self::Descriptors => results::descriptors,
             Self::RoundTrip => objects::round_trip,
             Self::OneShot => results::one_shot,
