@@ -6,7 +6,6 @@ use ondol_plugin::l2::{
     AdapterStatus, Bitmap, DeleteResult, Health, KeyPage, ListRequest, LoadOutcome, ObjectKey,
     Usage,
 };
-use rustix::io::Errno;
 use serde_json::{Map, Value};
 
 use crate::config::{FsConfig, Fsync, IoKind};
@@ -179,21 +178,22 @@ impl Backend {
         LoadOutcome::Corrupt(reason)
     }
 
-    /// Takes an object for gone if its file is.
-    pub(crate) fn forget(&self, key: &ObjectKey) {
+    /// Looks what there is of an object, and notes it.
+    pub(crate) fn learn(&self, key: &ObjectKey) {
         let Some(claim) = self.index.claim_unless_leaving(key) else {
             return;
         };
-        let looked = self.place.layout.name(key).ok();
-        let found = looked.map(|name| self.place.look(&name));
-        let is_there = match found {
-            Some(Ok(stat)) => stat.as_ref().is_some_and(is_file),
-            Some(Err(error)) => error != Errno::NOTDIR,
-            None => false,
+        let Ok(name) = self.place.layout.name(key) else {
+            return;
         };
-        if !is_there && claim.is_known() {
-            self.counts.vanished.fetch_add(1, Ordering::Relaxed);
-            claim.set_absent();
+        match self.place.look(&name) {
+            Ok(Some(stat)) if is_file(&stat) => claim.set_present(stat.st_size.cast_unsigned()),
+            Ok(_) if claim.is_known() => {
+                self.counts.vanished.fetch_add(1, Ordering::Relaxed);
+                claim.set_absent();
+            }
+            // What cannot be looked for may be there.
+            Ok(_) | Err(_) => {}
         }
     }
 

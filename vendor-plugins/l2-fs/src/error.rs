@@ -94,6 +94,7 @@ impl StoreFailure {
                     | Errno::NAMETOOLONG
                     | Errno::FBIG
                     | Errno::LOOP
+                    | Errno::NOTDIR
                     | Errno::EXIST
             ),
         }

@@ -244,6 +244,12 @@ impl Index {
         }
     }
 
+    /// Bytes of an object's file, if it is known.
+    pub(crate) fn bytes(&self, key: &ObjectKey) -> Option<u64> {
+        let state = self.state.lock();
+        state.entries.get(key).map(|entry| entry.bytes)
+    }
+
     /// Notes that an object was read; whether the time of it is to be written down.
     pub(crate) fn used(&self, key: &ObjectKey) -> bool {
         let now = SystemTime::now();

@@ -154,8 +154,18 @@ impl Backend {
         if !is_file(&stat) {
             return Err(LoadOutcome::Missing);
         }
+        let found = stat.st_size.cast_unsigned();
+        match self.index.bytes(&key) {
+            Some(known) if found < known => {
+                let reason = format!("it has {found} bytes; expected {known}");
+                return Err(self.damaged(&key, reason));
+            }
+            Some(known) if found == known => {}
+            // Somebody else has stored it, or stored it anew.
+            _ => self.learn(&key),
+        }
         let record = layout.record_len(&key);
-        let Some(length) = stat.st_size.cast_unsigned().checked_sub(record) else {
+        let Some(length) = found.checked_sub(record) else {
             return Err(self.damaged(&key, "it is cut off".into()));
         };
         let (length, room) = (length as usize, page.room());
@@ -192,7 +202,7 @@ impl Backend {
     fn cannot_open(&self, key: &ObjectKey, error: Errno) -> LoadOutcome {
         match error {
             Errno::NOENT | Errno::LOOP | Errno::NOTDIR => {
-                self.forget(key);
+                self.learn(key);
                 LoadOutcome::Missing
             }
             Errno::IO => self.damaged(key, error.to_string()),

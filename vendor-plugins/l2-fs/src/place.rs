@@ -151,7 +151,8 @@ impl Place {
             .and_then(|home| statat(&home, &*name.file, AtFlags::SYMLINK_NOFOLLOW));
         match found {
             Ok(stat) => Ok(Some(stat)),
-            Err(Errno::NOENT) => Ok(None),
+            // What stands in the place of a directory leads to no file of ours.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -162,7 +163,7 @@ impl Place {
             .home(name)
             .and_then(|home| unlinkat(&home, &*name.file, AtFlags::empty()));
         match removed {
-            Err(Errno::NOENT) => Ok(()),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(()),
             result => result,
         }
     }

@@ -138,3 +138,99 @@ impl<K: Kind> Drop for Batch<K> {
         self.finish();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use ondol_plugin::l2::{CompletionQueue, StoreResult};
+
+    use super::*;
+
+    /// The parts that were finished, those that were not begun, and those that got lost.
+    struct Tally;
+
+    impl Kind for Tally {
+        type Item = Arc<()>;
+        type Part = bool;
+        type Result = StoreResult;
+
+        fn not_begun(&self, _: Arc<()>) -> bool {
+            false
+        }
+
+        fn result(&self, parts: Vec<Option<bool>>) -> StoreResult {
+            let count = |wanted| parts.iter().filter(|part| **part == wanted).count() as u64;
+            StoreResult::stored(count(Some(true)) * 100 + count(Some(false)) * 10 + count(None))
+        }
+    }
+
+    fn batch(items: &[Arc<()>]) -> (CompletionQueue<StoreResult>, Arc<Tasks>, Arc<Batch<Tally>>) {
+        let queue = CompletionQueue::new().unwrap();
+        let tasks: Arc<Tasks> = Arc::default();
+        let ticket = queue.ticket(StoreResult::failed("unanswered"));
+        let batch = Batch::new(Tally, &tasks, ticket, items.to_vec());
+        (queue, tasks, batch)
+    }
+
+    fn all_done(items: Vec<Arc<()>>) -> Vec<bool> {
+        items.iter().map(|_| true).collect()
+    }
+
+    #[test]
+    fn a_batch_ends_when_nobody_works_on_it_any_more() {
+        let (queue, _, batch) = batch(&[(); 5].map(Arc::new));
+        batch.work(2, all_done);
+        assert!(queue.take_all().is_empty());
+        drop(batch);
+        assert_eq!(queue.take_all()[0].1, StoreResult::stored(500));
+    }
+
+    #[test]
+    fn what_is_stopped_is_not_begun() {
+        let (queue, tasks, batch) = batch(&[(); 5].map(Arc::new));
+        batch.work(2, |items| {
+            tasks.stop_all();
+            all_done(items)
+        });
+        drop(batch);
+        assert_eq!(queue.take_all()[0].1, StoreResult::stored(230));
+        assert_eq!(tasks.end_all(), 0);
+    }
+
+    #[test]
+    fn a_panic_loses_its_own_parts_only() {
+        let (queue, _, batch) = batch(&[(); 5].map(Arc::new));
+        let failing = Arc::clone(&batch);
+        let failed = thread::spawn(move || failing.work(2, |_| panic!("of a test"))).join();
+        assert!(failed.is_err());
+        batch.work(2, all_done);
+        drop(batch);
+        assert_eq!(queue.take_all()[0].1, StoreResult::stored(302));
+    }
+
+    #[test]
+    fn a_task_that_is_abandoned_ends_and_keeps_its_buffers_until_it_lets_go() {
+        let buffer = Arc::new(());
+        let (queue, tasks, batch) = batch(&[buffer.clone(), buffer.clone(), buffer.clone()]);
+        let (tell, told) = mpsc::channel();
+        let (let_go, hung) = mpsc::channel::<()>();
+        let worker = thread::spawn(move || {
+            batch.work(1, |items| {
+                tell.send(()).unwrap();
+                let _ = hung.recv();
+                all_done(items)
+            });
+        });
+        told.recv().unwrap();
+        tasks.stop_all();
+        assert_eq!(tasks.end_all(), 1);
+        assert_eq!(queue.take_all()[0].1, StoreResult::stored(21));
+        assert_eq!(Arc::strong_count(&buffer), 2, "the one in flight is kept");
+        drop(let_go);
+        worker.join().unwrap();
+        assert_eq!(Arc::strong_count(&buffer), 1);
+        assert!(queue.take_all().is_empty());
+    }
+}

@@ -313,6 +313,63 @@ fn a_damaged_file_of_the_sharded_layout_is_never_a_hit_and_is_removed() {
 }
 
 #[test]
+fn a_file_that_became_shorter_is_never_a_hit_and_is_removed() {
+    for (way, layout, io, direct, _) in every_way() {
+        let rig =
+            Rig::new(|config| (config.layout, config.io, config.direct) = (layout, io, direct))
+                .counted();
+        let body = bytes(1, 3 * PAGE);
+        for left in [3 * PAGE, 2 * PAGE, 100, 0] {
+            rig.store(&key(1), &body, b"trailer").unwrap();
+            let (path, _) = object_files(&rig.dir).remove(0);
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            file.set_len(left as u64).unwrap();
+            let (outcome, _) = rig.load(&key(1), 3 * PAGE, 7);
+            assert!(
+                matches!(outcome, LoadOutcome::Corrupt(_)),
+                "{way} {left}: {outcome:?}"
+            );
+            assert!(!path.exists(), "{way} {left}");
+            assert_eq!(rig.find(&key(1)), None, "{way} {left}");
+            assert_eq!(rig.adapter.usage().used_bytes, 0, "{way} {left}");
+        }
+    }
+}
+
+#[test]
+fn what_another_process_stored_anew_is_loaded_as_it_is() {
+    let rig = Rig::new(|_| {}).counted();
+    rig.store(&key(1), b"bytes", b"").unwrap();
+    let path = object_files(&rig.dir).remove(0).0;
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, b"more bytes").unwrap();
+    rig.assert_holds(&key(1), b"more bytes", 10);
+    assert_eq!(rig.find(&key(1)), Some(10));
+    assert_eq!(rig.adapter.usage().used_bytes, 10);
+}
+
+#[test]
+fn a_link_in_the_place_of_a_directory_of_objects_is_not_followed() {
+    let outside = tempfile::tempdir().unwrap();
+    let rig = Rig::new(|config| config.layout = LayoutKind::Sharded).counted();
+    rig.store(&key(1), b"bytes", b"").unwrap();
+    let shard = object_files(&rig.dir)
+        .remove(0)
+        .0
+        .parent()
+        .unwrap()
+        .to_owned();
+    fs::remove_dir_all(&shard).unwrap();
+    symlink(outside.path(), &shard).unwrap();
+    assert_eq!(rig.load(&key(1), 5, 0).0, LoadOutcome::Missing);
+    assert_eq!(rig.find(&key(1)), None);
+    let error = rig.store(&key(1), b"bytes", b"").unwrap_err();
+    assert!(!error.retryable, "{error}");
+    assert!(rig.adapter.delete(&[key(1)]).unwrap().gone.test(0));
+    assert!(fs::read_dir(outside.path()).unwrap().next().is_none());
+}
+
+#[test]
 fn an_object_that_does_not_fit_its_page_stays_and_the_page_is_not_filled() {
     for (way, layout, io, direct, _) in every_way() {
         let rig =
