@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::client::{get, list, put, remove, stat};
 use crate::log::LogArgs;
-use crate::{contract, doctor, plugins, replay, serve};
+use crate::{contract, doctor, l2, plugins, replay, serve};
 
 /// Keeps the KV caches of LLM inference warm, in shared memory.
 #[derive(Debug, Parser)]
@@ -25,6 +25,7 @@ enum Command {
     Rm(remove::Args),
     Stat(stat::Args),
     Plugins(plugins::Args),
+    L2(l2::Args),
     Doctor(doctor::Args),
     Replay(replay::Args),
     #[command(hide = true)]
@@ -50,6 +51,7 @@ impl Cli {
             Command::Stat(args) => stat::run(&args),
             Command::Doctor(args) => doctor::run(&args),
             Command::Plugins(args) => plugins::run(&args, expected),
+            Command::L2(args) => l2::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Contract(args) => contract::run(&args),
         }

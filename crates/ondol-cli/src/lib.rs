@@ -23,6 +23,7 @@ mod cli;
 mod client;
 mod contract;
 mod doctor;
+mod l2;
 mod log;
 mod output;
 mod plugins;

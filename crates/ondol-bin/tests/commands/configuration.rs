@@ -10,7 +10,7 @@ fn the_file_is_heard_after_the_environment_and_that_after_the_flags() {
     let file = file.to_str().unwrap();
     place.run(&["serve", "--config", file]).refused(
         1,
-        &["ondol.toml, key `policy`: eviction policy is \"file\"; expected one of: lru"],
+        &["ondol.toml, key `policy`: eviction policy is \"file\"; expected one of: arc"],
     );
     let with_variable = |args: &[&str]| {
         let mut command = place.ondol(args);

@@ -13,4 +13,6 @@ mod linked;
 mod objects;
 mod replay;
 mod serving;
+#[cfg(all(feature = "l2-fs", feature = "l2-memory"))]
+mod storage;
 mod support;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ondol_handler::Plugins;
@@ -13,7 +14,7 @@ use super::key::{self, KeyArg, shown};
 
 /// Write an object to a file, or to standard output
 ///
-/// The bytes go straight from shared memory. If there is no such object, nothing is written and the exit code is 1.
+/// The bytes go straight from shared memory, to which they come from the storage behind it if need be. If there is no such object, nothing is written and the exit code is 1.
 #[derive(Debug, clap::Args)]
 #[command(after_help = key::HELP)]
 pub(crate) struct Args {
@@ -22,6 +23,9 @@ pub(crate) struct Args {
     /// File to write, instead of standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// How long to wait for storage if the object is not in the pool
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    l2_wait: u64,
     #[command(flatten)]
     server: ServerArgs,
 }
@@ -29,7 +33,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let KeyArg(key) = &args.key;
     let client = args.server.connect(Plugins::Linked)?;
-    let Some(object) = client.handler.retrieve(key)? else {
+    let wait = Duration::from_secs(args.l2_wait);
+    let Some(object) = client.handler.retrieve_within(key, wait)? else {
         let key = shown(key);
         if client.handler.counts().checksum_mismatches > 0 {
             bail!(

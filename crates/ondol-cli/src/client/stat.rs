@@ -5,12 +5,13 @@ use std::process::ExitCode;
 
 use ondol_handler::{HandlerStats, Plugins};
 use ondol_memory::format_size;
+use ondol_protocol::{BackendStats, L2Stats};
 use serde_json::json;
 
 use super::{Client, ServerArgs};
 use crate::output::{Table, counted, print_json, stdout};
 
-/// Show the figures of a server: pool, page sizes, clients, counters
+/// Show the figures of a server: pool, page sizes, storage, clients, counters
 ///
 /// Counters that are still at zero are left out; --json has them all.
 #[derive(Debug, clap::Args)]
@@ -129,12 +130,86 @@ fn print(client: &Client, stats: &HandlerStats) -> anyhow::Result<()> {
         table.write(&mut out, "")?;
     }
 
+    if let Some(l2) = &engine.l2 {
+        print_storage(&mut out, l2)?;
+    }
     let mut table = Table::new(["COUNTER", ">SINCE START"]);
-    for (name, value) in engine.counters.iter().filter(|(_, value)| **value > 0) {
+    let storage = engine.l2.iter().flat_map(|l2| &l2.counters);
+    let counters = engine.counters.iter().chain(storage);
+    for (name, value) in counters.filter(|(_, value)| **value > 0) {
         table.row([name.clone(), value.to_string()]);
     }
     writeln!(out)?;
     table.write(&mut out, "")?;
     out.flush()?;
     Ok(())
+}
+
+fn print_storage(out: &mut impl Write, l2: &L2Stats) -> anyhow::Result<()> {
+    let mut table = Table::new([
+        "STORAGE",
+        "HEALTH",
+        ">OBJECTS",
+        ">BYTES",
+        ">CAPACITY",
+        ">TASKS",
+        ">CAPTIVE",
+    ]);
+    for backend in &l2.backends {
+        table.row([
+            backend.name.clone(),
+            health(backend),
+            counted_so_far(backend, backend.objects.to_string()),
+            counted_so_far(backend, format_size(backend.used_bytes)),
+            backend.capacity_bytes.map_or("-".to_owned(), format_size),
+            backend.tasks.to_string(),
+            backend.captive_tasks.to_string(),
+        ]);
+    }
+    writeln!(out)?;
+    table.write(out, "")?;
+    for backend in &l2.backends {
+        if let Some(reason) = &backend.reason {
+            writeln!(out, "          {}: {reason}", backend.name)?;
+        }
+    }
+    writeln!(
+        out,
+        "          {} of at most {} wait to be stored; {} under way",
+        l2.store_queue,
+        l2.store_queue_limit,
+        match l2.prefetches {
+            1 => "1 prefetch is".to_owned(),
+            many => format!("{many} prefetches are"),
+        },
+    )?;
+    if l2.captive_bytes > 0 {
+        writeln!(
+            out,
+            "          {} may still be touched by tasks that nobody waits for any more",
+            format_size(l2.captive_bytes)
+        )?;
+    }
+    writeln!(out)?;
+    Ok(())
+}
+
+fn health(backend: &BackendStats) -> String {
+    let mut words = vec![backend.health.as_str()];
+    if backend.draining {
+        words.push("draining");
+    }
+    if backend.breaker_open {
+        words.push("breaker open");
+    }
+    words.join(", ")
+}
+
+/// Marks a figure that grows while what an earlier server stored is being counted.
+fn counted_so_far(backend: &BackendStats, figure: String) -> String {
+    if backend.is_complete {
+        figure
+    } else {
+        format!("{figure}+")
+    }
 }

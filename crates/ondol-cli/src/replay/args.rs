@@ -1,8 +1,10 @@
 use std::path::PathBuf;
 
+use ondol_host::l2::AdapterSpec;
 use ondol_memory::{DeviceUri, parse_size};
 
 use super::content::HEADER_BYTES;
+use crate::l2::read_adapter;
 
 /// Replay a request trace from several processes that share one pool, and check every byte that it reads
 ///
@@ -18,6 +20,10 @@ use super::content::HEADER_BYTES;
 /// `read_gbps` are the verified bytes over the time that all instances together spent on verifying them, `write_gbps`
 /// the written bytes over the time spent on writing and storing them: how fast one instance is while it does that.
 /// `evictions` are those of the whole engine meanwhile.
+///
+/// With --l2-adapter there is storage behind the pool, and instances wait for what it has. `l2_hits` are the blocks that were
+/// brought from there, for whichever instance, `l2_stored` those that were stored there and `l2_failures` the stores, lookups and
+/// loads that failed; `l2_corrupt` blocks were not what was stored, which is a miss.
 ///
 /// A server that ends is waited for: calls that failed are repeated once it is back (`repeated_calls`). `restarts` has
 /// for each time how long it was away, the objects that it had when it was back, and the `warm_hits` from then on to
@@ -45,6 +51,12 @@ pub(crate) struct Args {
     /// What leaves a full pool first [default: lru]
     #[arg(long, value_name = "NAME")]
     pub(super) policy: Option<String>,
+    /// Storage backend behind the pool, as for `ondol serve`, once for each; what is stored there stays
+    #[arg(long, value_name = "JSON", value_parser = read_adapter, conflicts_with = "socket")]
+    pub(super) l2_adapter: Vec<AdapterSpec>,
+    /// How long an instance waits for storage at each lookup [default: 10 with --l2-adapter, else not at all]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub(super) l2_wait: Option<u64>,
     /// Makes the workload and chooses which blocks are held
     #[arg(long, value_name = "NUMBER", default_value_t = 42)]
     pub(super) seed: u64,
@@ -82,6 +94,15 @@ pub(crate) struct Args {
     /// Be the server that is killed and started again, with its state in this directory.
     #[arg(long = super::AS_SERVER, value_name = "DIR", hide = true, requires = "pool")]
     pub(super) as_server: Option<PathBuf>,
+}
+
+impl Args {
+    /// How many seconds instances wait for storage at each lookup.
+    pub(super) fn seconds_for_storage(&self) -> Option<u64> {
+        const DEFAULT: u64 = 10;
+        let default = (!self.l2_adapter.is_empty()).then_some(DEFAULT);
+        self.l2_wait.or(default).filter(|seconds| *seconds > 0)
+    }
 }
 
 /// What `--pool` names.

@@ -27,6 +27,8 @@ pub(super) struct Task {
     pub(super) paced: bool,
     /// How many seconds to wait for a server that is away.
     pub(super) patience: u64,
+    /// How many seconds each lookup waits for storage.
+    pub(super) l2_wait: Option<u64>,
     pub(super) requests: Vec<Vec<u64>>,
 }
 

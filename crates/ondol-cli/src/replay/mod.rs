@@ -27,9 +27,9 @@ use anyhow::{Result, ensure};
 pub(crate) use args::Args;
 use crew::{Crew, Interrupts, Outcome};
 use messages::Task;
-use pool::Pool;
+use pool::{Done, Pool};
 use progress::Progress;
-use report::Figures;
+use report::{Figures, L2Figures};
 use tally::Tally;
 use trace::Workload;
 use watch::{Restarts, Watch};
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         return worker::serve();
     }
     if let (Some(dir), Some(pool)) = (&args.as_server, &args.pool) {
-        return Err(server::become_server(dir, pool, args.policy.as_deref()));
+        return Err(server::become_server(dir, pool, args));
     }
     let requests = usize::try_from(args.requests)?;
     let workload = match &args.trace {
@@ -90,28 +90,22 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let outcome = crew.run(&interrupts, &progress, &mut watch);
     let restarts = watch.finish(&interrupts);
     progress.clear();
-    let evictions = pool.evictions();
-    let figures = figures(
-        args,
-        name,
-        &pool,
-        &outcome,
-        &restarts,
-        evictions.as_ref().ok().copied().flatten(),
-    );
+    let done = pool.done();
+    let known = done.as_ref().ok().copied().flatten();
+    let figures = figures(args, name, &pool, &outcome, &restarts, known);
     // Nothing is left behind, even if nobody reads the figures.
     drop(pool);
     let printed = print(args, &figures);
     let mut errors = outcome.failures;
     errors.extend(restarts.failure);
-    let done = restarts.list.len();
-    if !outcome.interrupted && done < args.restarts as usize {
+    let restarted = restarts.list.len();
+    if !outcome.interrupted && restarted < args.restarts as usize {
         errors.push(format!(
-            "the server was started again {done} times; expected {}",
+            "the server was started again {restarted} times; expected {}",
             args.restarts
         ));
     }
-    if let Err(error) = evictions {
+    if let Err(error) = done {
         errors.push(format!("the engine's figures are missing: {error:#}"));
     }
     if figures.verify_failures > 0 {
@@ -161,6 +155,7 @@ fn deal(args: &Args, workload: Workload, pool: &Pool) -> Result<Vec<Task>> {
         hold: args.hold,
         paced: args.lockstep || args.restarts > 0,
         patience: args.patience,
+        l2_wait: args.seconds_for_storage(),
         requests: Vec::new(),
     };
     let mut tasks: Vec<Task> = (0..args.instances).map(task).collect();
@@ -177,7 +172,7 @@ fn figures(
     pool: &Pool,
     outcome: &Outcome,
     restarts: &Restarts,
-    evictions: Option<u64>,
+    done: Option<Done>,
 ) -> Figures {
     let mut sum = Tally::default();
     outcome.tallies.iter().for_each(|tally| sum.add(tally));
@@ -201,7 +196,8 @@ fn figures(
         duplicates: sum.duplicates,
         restarts: report::restarts(&restarts.list, &sum.warm_hits),
         repeated_calls: sum.repeated_calls,
-        evictions,
+        evictions: done.map(|done| done.evictions),
+        l2: done.and_then(|done| done.l2).map(L2Figures::from),
         verify_failures: sum.verify_failures,
         bytes_read: sum.bytes_read,
         bytes_verified: sum.bytes_verified,

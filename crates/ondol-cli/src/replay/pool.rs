@@ -1,5 +1,6 @@
 //! The engine behind a replay: one of its own, or a running server's.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,12 +12,14 @@ use anyhow::{Context, Result, bail};
 use ondol_engine::{Engine, EngineConfig, EngineError};
 use ondol_handler::{ControlError, ControlPlane, SocketOptions, SocketPlane};
 use ondol_memory::{DeviceError, DeviceUri, format_size};
+use ondol_protocol::{EngineStats, L2Stats};
 use ondol_server::{DoorConfig, House, StateDir, UnixDoor};
 use tempfile::TempDir;
 
 use super::args::{Args, PoolArg};
 use super::crew::Interrupts;
 use super::server::OwnServer;
+use crate::l2::config_of;
 
 const DEFAULT_BYTES: u64 = 1 << 30;
 /// Less than this is no pool to measure anything with.
@@ -34,11 +37,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 pub(super) struct Pool {
     plane: Arc<SocketPlane>,
     incarnation: u64,
-    /// Objects that had given way when this server was first seen.
-    evicted_before: u64,
-    /// Objects that have given way to the servers before this one since the pool was opened; `None` if one of them has
-    /// ended without its figures.
-    evicted_by_others: Option<u64>,
+    /// What this server had done when it was first seen.
+    before: Done,
+    /// What the servers before this one have done since the pool was opened; `None` if one of them has ended without its
+    /// figures.
+    by_others: Option<Done>,
     pub(super) bytes: u64,
     /// The longest page that it can hold, in bytes.
     pub(super) longest_page: u64,
@@ -83,10 +86,7 @@ impl Pool {
     pub(super) fn open(args: &Args, interrupts: &Interrupts) -> Result<Option<Self>> {
         let mut behind = match &args.socket {
             Some(_) => Behind::Elsewhere,
-            None if args.restarts > 0 => {
-                let pool = args.pool.as_ref();
-                Behind::Child(OwnServer::start(pool, args.policy.as_deref())?)
-            }
+            None if args.restarts > 0 => Behind::Child(OwnServer::start(args)?),
             None => Behind::Here(Own::open(args)?),
         };
         let socket = match (&behind, &args.socket) {
@@ -106,8 +106,8 @@ impl Pool {
         let info = plane.client();
         Ok(Some(Self {
             incarnation: info.incarnation,
-            evicted_before: evicted(&stats.counters),
-            evicted_by_others: Some(0),
+            before: Done::of(&stats),
+            by_others: Some(Done::default()),
             bytes: stats.pool.total_bytes,
             longest_page: info.max_page_bytes,
             policy: stats.policy,
@@ -126,24 +126,23 @@ impl Pool {
         matches!(self.behind, Behind::Elsewhere)
     }
 
-    /// Objects that had to give way since this pool was opened; `None` if a server has ended that was not asked.
-    pub(super) fn evictions(&self) -> Result<Option<u64>> {
-        let stats = self.plane.stats()?;
-        let by_this = evicted(&stats.counters).saturating_sub(self.evicted_before);
-        Ok(self.evicted_by_others.map(|others| others + by_this))
+    /// What was done since this pool was opened; `None` if a server has ended that was not asked.
+    pub(super) fn done(&self) -> Result<Option<Done>> {
+        let by_this = Done::of(&self.plane.stats()?).since(self.before);
+        Ok(self.by_others.map(|others| others.and(by_this)))
     }
 
     /// Kills the server and starts it again.
     pub(super) fn restart(&mut self) -> Result<()> {
         // Those of the last moment are missing.
-        let evicted_so_far = self.evictions().ok().flatten();
+        let so_far = self.done().ok().flatten();
         let Behind::Child(server) = &mut self.behind else {
             bail!("it is not this process's own");
         };
         server.kill().context("cannot kill it")?;
         server.spawn()?;
-        self.evicted_by_others = evicted_so_far;
-        self.evicted_before = 0;
+        self.by_others = so_far;
+        self.before = Done::default();
         Ok(())
     }
 
@@ -173,8 +172,8 @@ impl Pool {
         }
         self.incarnation = incarnation;
         if self.is_others() {
-            self.evicted_before = 0;
-            self.evicted_by_others = None;
+            self.before = Done::default();
+            self.by_others = None;
         }
         let objects = self.plane.stats().ok().map(|stats| stats.objects);
         Ok(Sight::Another {
@@ -223,11 +222,74 @@ impl Drop for Pool {
     }
 }
 
-fn evicted(counters: &std::collections::BTreeMap<String, u64>) -> u64 {
-    ["ondol_evictions_total", "ondol_drained_objects_total"]
-        .iter()
-        .filter_map(|name| counters.get(*name))
-        .sum()
+/// What a server has done, as far as a replay tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Done {
+    /// Objects that had to give way.
+    pub(super) evictions: u64,
+    /// What storage behind the pool did, if there is any.
+    pub(super) l2: Option<StorageWork>,
+}
+
+/// What storage did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StorageWork {
+    /// Objects that were brought into the pool.
+    pub(super) loaded: u64,
+    /// Objects that were stored, once for each backend.
+    pub(super) stored: u64,
+    /// Stores, lookups and loads that failed.
+    pub(super) failures: u64,
+    /// Objects that were not what was stored.
+    pub(super) corrupt: u64,
+}
+
+impl Done {
+    fn of(stats: &EngineStats) -> Self {
+        let sum = |counters: &BTreeMap<String, u64>, names: &[&str]| -> u64 {
+            names.iter().filter_map(|name| counters.get(*name)).sum()
+        };
+        let evictions = ["ondol_evictions_total", "ondol_drained_objects_total"];
+        let work = |l2: &L2Stats| StorageWork {
+            loaded: sum(&l2.counters, &["ondol_l2_prefetch_loaded_total"]),
+            stored: sum(&l2.counters, &["ondol_l2_stored_objects_total"]),
+            failures: sum(
+                &l2.counters,
+                &[
+                    "ondol_l2_failed_store_batches_total",
+                    "ondol_l2_prefetch_lookup_failed_total",
+                    "ondol_l2_prefetch_failed_total",
+                ],
+            ),
+            corrupt: sum(&l2.counters, &["ondol_l2_prefetch_corrupt_total"]),
+        };
+        Self {
+            evictions: sum(&stats.counters, &evictions),
+            l2: stats.l2.as_ref().map(work),
+        }
+    }
+
+    /// What was done after `before`.
+    fn since(self, before: Self) -> Self {
+        self.combine(before, u64::saturating_sub)
+    }
+
+    fn and(self, other: Self) -> Self {
+        self.combine(other, u64::saturating_add)
+    }
+
+    fn combine(self, other: Self, with: fn(u64, u64) -> u64) -> Self {
+        let [ours, theirs] = [self.l2, other.l2].map(Option::unwrap_or_default);
+        Self {
+            evictions: with(self.evictions, other.evictions),
+            l2: self.l2.or(other.l2).map(|_| StorageWork {
+                loaded: with(ours.loaded, theirs.loaded),
+                stored: with(ours.stored, theirs.stored),
+                failures: with(ours.failures, theirs.failures),
+                corrupt: with(ours.corrupt, theirs.corrupt),
+            }),
+        }
+    }
 }
 
 impl Own {
@@ -267,6 +329,9 @@ fn open_engine(args: &Args) -> Result<Arc<Engine>> {
         let mut config = EngineConfig::new([device]);
         if let Some(policy) = &args.policy {
             config.policy.clone_from(policy);
+        }
+        if !args.l2_adapter.is_empty() {
+            config.l2 = Some(config_of(args.l2_adapter.clone()));
         }
         Engine::open(config)
     };

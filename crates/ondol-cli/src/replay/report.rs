@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use ondol_memory::format_size;
 use serde::Serialize;
 
+use super::pool::StorageWork;
 use super::tally::{Tally, Timings};
 use super::watch::Restart;
 use crate::output::Table;
@@ -35,6 +36,9 @@ pub(super) struct Figures {
     pub(super) repeated_calls: u64,
     /// Unknown if the server is gone, or was when nobody here knew of it.
     pub(super) evictions: Option<u64>,
+    /// Of the storage behind the pool, if there is any.
+    #[serde(flatten)]
+    pub(super) l2: Option<L2Figures>,
     pub(super) verify_failures: u64,
     pub(super) bytes_read: u64,
     pub(super) bytes_verified: u64,
@@ -42,6 +46,26 @@ pub(super) struct Figures {
     pub(super) read_gbps: f64,
     pub(super) write_gbps: f64,
     pub(super) operations: Operations,
+}
+
+/// What storage did for all instances together.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct L2Figures {
+    l2_hits: u64,
+    l2_stored: u64,
+    l2_failures: u64,
+    l2_corrupt: u64,
+}
+
+impl From<StorageWork> for L2Figures {
+    fn from(work: StorageWork) -> Self {
+        Self {
+            l2_hits: work.loaded,
+            l2_stored: work.stored,
+            l2_failures: work.failures,
+            l2_corrupt: work.corrupt,
+        }
+    }
 }
 
 /// What a restart of the server cost and what it left.
@@ -191,10 +215,20 @@ impl Figures {
                 self.requests_fully_served.to_string(),
             ),
             ("evictions", or_unknown(self.evictions)),
-            ("verify failures", self.verify_failures.to_string()),
         ] {
             rest.row([name.to_owned(), number]);
         }
+        for (name, number) in self.l2.iter().flat_map(|l2| {
+            [
+                ("blocks brought from storage", l2.l2_hits),
+                ("blocks stored in storage", l2.l2_stored),
+                ("storage tasks that failed", l2.l2_failures),
+                ("blocks corrupt in storage", l2.l2_corrupt),
+            ]
+        }) {
+            rest.row([name.to_owned(), number.to_string()]);
+        }
+        rest.row(["verify failures".into(), self.verify_failures.to_string()]);
         rest.write(out, "")
     }
 }

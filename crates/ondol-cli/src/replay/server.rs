@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
 use anyhow::{Context, Error, Result, bail};
+use ondol_host::l2::AdapterSpec;
 use ondol_memory::{DeviceEnv, DeviceUri, Leftover, find_leftover_dir, find_leftovers};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use tempfile::TempDir;
 
-use super::args::PoolArg;
+use super::args::{Args, PoolArg};
+use crate::l2::json_of;
 
 /// How long a server that is asked to end may take before it is killed.
 const END_WITHIN: Duration = Duration::from_secs(10);
@@ -22,14 +24,15 @@ pub(super) struct OwnServer {
     child: Option<Child>,
     pool: DeviceUri,
     policy: Option<String>,
+    adapters: Vec<AdapterSpec>,
     dir: TempDir,
     has_served: bool,
 }
 
 impl OwnServer {
     /// Starts a server, which may not serve yet.
-    pub(super) fn start(pool: Option<&PoolArg>, policy: Option<&str>) -> Result<Self> {
-        let pool = outliving(pool)?;
+    pub(super) fn start(args: &Args) -> Result<Self> {
+        let pool = outliving(args.pool.as_ref())?;
         let dir = tempfile::Builder::new()
             .prefix("ondol-replay-")
             .tempdir()
@@ -37,7 +40,8 @@ impl OwnServer {
         let mut server = Self {
             child: None,
             pool,
-            policy: policy.map(str::to_owned),
+            policy: args.policy.clone(),
+            adapters: args.l2_adapter.clone(),
             dir,
             has_served: false,
         };
@@ -59,6 +63,7 @@ impl OwnServer {
             .arg(self.dir.path())
             .arg(format!("--pool={}", self.pool))
             .args(self.policy.iter().map(|name| format!("--policy={name}")))
+            .args(flags(&self.adapters))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             // A terminal's ctrl-C is for the replay, which ends its server last.
@@ -157,8 +162,14 @@ fn outliving(pool: Option<&PoolArg>) -> Result<DeviceUri> {
     Ok(format!("shm:ondol-replay-{}{size}", std::process::id()).parse()?)
 }
 
+fn flags(adapters: &[AdapterSpec]) -> impl Iterator<Item = String> {
+    adapters
+        .iter()
+        .map(|spec| format!("--l2-adapter={}", json_of(spec)))
+}
+
 /// Makes this process the server: it ends with its parent, and serves.
-pub(super) fn become_server(dir: &Path, pool: &PoolArg, policy: Option<&str>) -> Error {
+pub(super) fn become_server(dir: &Path, pool: &PoolArg, args: &Args) -> Error {
     // Kept over the exec below.
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return Error::from(error).context("cannot follow the parent");
@@ -176,6 +187,7 @@ pub(super) fn become_server(dir: &Path, pool: &PoolArg, policy: Option<&str>) ->
         .args(["--log=error", "serve", "--http=off", "--pool", &pool])
         .arg("--state-dir")
         .arg(dir)
-        .args(policy.iter().flat_map(|name| ["--policy", name]));
+        .args(args.policy.iter().map(|name| format!("--policy={name}")))
+        .args(flags(&args.l2_adapter));
     Error::from(command.exec()).context("cannot become a server")
 }

@@ -69,6 +69,8 @@ pub(super) fn serve() -> Result<ExitCode> {
 fn connect(task: &Task) -> Result<Handler> {
     let mut config = HandlerConfig::default();
     config.stock_bytes = task.stock_bytes;
+    config.l2_wait = task.l2_wait.map(Duration::from_secs);
+    config.object_bytes = u64::try_from(task.block_bytes).ok();
     Ok(Handler::connect(&task.socket, config)?)
 }
 
@@ -494,6 +496,7 @@ mod tests {
             hold: 0.5,
             paced: false,
             patience: 60,
+            l2_wait: None,
             requests,
         }
     }

@@ -10,7 +10,7 @@ use ondol_memory::{DeviceUri, Durability, REGION_ALIGNMENT, format_size, parse_s
 use ondol_server::StateDir;
 use ondol_server::http::HttpError;
 
-use super::{Layers, group};
+use super::{Layers, group, l2};
 use crate::log::LogArgs;
 
 /// Serve a pool of memory to the processes of this host
@@ -95,6 +95,8 @@ pub(crate) struct Args {
     /// [default: 127.0.0.1:9855, or nowhere if that is in use]
     #[arg(long, value_name = "ADDRESS|off")]
     http: Option<String>,
+    #[command(flatten)]
+    l2: l2::Args,
 }
 
 /// Where health and figures are served.
@@ -131,6 +133,7 @@ pub(super) struct Config {
     pub(super) max_connections_per_process: Option<usize>,
     pub(super) frame_budget: Option<u64>,
     pub(super) http: Http,
+    pub(super) l2: l2::Settings,
 }
 
 impl Args {
@@ -169,7 +172,7 @@ impl Args {
             )
             .with_flag("frame_budget", &self.frame_budget)
             .with_flag("http", &self.http);
-        Ok(layers.with_log(log))
+        Ok(self.l2.add_to(layers).with_log(log))
     }
 }
 
@@ -212,6 +215,7 @@ impl Config {
             max_connections_per_process: layers.parse("max_connections_per_process", read_count)?,
             frame_budget: layers.parse("frame_budget", parse_size)?,
             http: layers.parse("http", read_http)?.unwrap_or(Http::Default),
+            l2: l2::Settings::read(layers)?,
         })
     }
 }
@@ -287,7 +291,7 @@ fn read_uid(text: &str) -> anyhow::Result<u32> {
     })
 }
 
-fn read_count(text: &str) -> anyhow::Result<usize> {
+pub(super) fn read_count(text: &str) -> anyhow::Result<usize> {
     match text.parse::<NonZeroUsize>() {
         Ok(count) => Ok(count.get()),
         Err(error) if *error.kind() == IntErrorKind::Zero => {
@@ -327,7 +331,7 @@ mod tests {
             (
                 "policy",
                 "mru",
-                "--policy: eviction policy is \"mru\"; expected one of: lru",
+                "--policy: eviction policy is \"mru\"; expected one of: arc (",
             ),
             (
                 "region_size",

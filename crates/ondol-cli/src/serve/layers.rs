@@ -10,31 +10,52 @@ use serde::Deserialize;
 use crate::log::LogArgs;
 
 /// Every setting: its key in the configuration file, from which the names of its variable (`ONDOL_KEY`) and of its
-/// flag (`--key`, with dashes) follow, and whether it takes several values.
-const SETTINGS: &[(&str, bool)] = &[
-    ("pool", true),
-    ("durability", false),
-    ("fresh", false),
-    ("verify", false),
-    ("log_segment", false),
-    ("log_compact", false),
-    ("policy", false),
-    ("region_size", false),
-    ("share_limit", false),
-    ("pool_mode", false),
-    ("state_dir", false),
-    ("socket", false),
-    ("socket_mode", false),
-    ("group", false),
-    ("allow_uid", true),
-    ("max_clients", false),
-    ("max_connections", false),
-    ("max_connections_per_process", false),
-    ("frame_budget", false),
-    ("http", false),
-    ("log", false),
-    ("log_format", false),
+/// flag (`--key`, with dashes) follow, and how many values it takes.
+const SETTINGS: &[(&str, Takes)] = &[
+    ("pool", Takes::Many),
+    ("durability", Takes::One),
+    ("fresh", Takes::One),
+    ("verify", Takes::One),
+    ("log_segment", Takes::One),
+    ("log_compact", Takes::One),
+    ("policy", Takes::One),
+    ("region_size", Takes::One),
+    ("share_limit", Takes::One),
+    ("pool_mode", Takes::One),
+    ("state_dir", Takes::One),
+    ("socket", Takes::One),
+    ("socket_mode", Takes::One),
+    ("group", Takes::One),
+    ("allow_uid", Takes::Many),
+    ("max_clients", Takes::One),
+    ("max_connections", Takes::One),
+    ("max_connections_per_process", Takes::One),
+    ("frame_budget", Takes::One),
+    ("http", Takes::One),
+    ("l2_adapter", Takes::Json),
+    ("l2_store_policy", Takes::One),
+    ("l2_prefetch_policy", Takes::One),
+    ("l2_admit_after", Takes::One),
+    ("l2_store_overflow", Takes::One),
+    ("l2_store_in_flight", Takes::One),
+    ("l2_load_in_flight", Takes::One),
+    ("l2_store_timeout", Takes::One),
+    ("l2_lookup_timeout", Takes::One),
+    ("l2_load_timeout", Takes::One),
+    ("l2_close_timeout", Takes::One),
+    ("log", Takes::One),
+    ("log_format", Takes::One),
 ];
+
+/// How many values a setting takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    One,
+    /// Several; in a variable they are separated by commas.
+    Many,
+    /// Several that hold commas themselves; a variable is one value.
+    Json,
+}
 
 /// A setting that somebody made.
 #[derive(Clone, Debug)]
@@ -71,6 +92,17 @@ struct File {
     max_connections_per_process: Option<Scalar>,
     frame_budget: Option<Scalar>,
     http: Option<String>,
+    l2_adapter: Option<OneOrManyObjects>,
+    l2_store_policy: Option<String>,
+    l2_prefetch_policy: Option<String>,
+    l2_admit_after: Option<Scalar>,
+    l2_store_overflow: Option<String>,
+    l2_store_in_flight: Option<Scalar>,
+    l2_load_in_flight: Option<Scalar>,
+    l2_store_timeout: Option<Seconds>,
+    l2_lookup_timeout: Option<Seconds>,
+    l2_load_timeout: Option<Seconds>,
+    l2_close_timeout: Option<Seconds>,
     log: Option<String>,
     log_format: Option<String>,
 }
@@ -80,6 +112,29 @@ struct File {
 enum Scalar {
     Number(u64),
     Text(String),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a number of seconds")]
+enum Seconds {
+    Whole(u64),
+    Part(f64),
+    Text(String),
+}
+
+/// Tables, or JSON in a text.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a table or a JSON text, or a list of these")]
+enum OneOrManyObjects {
+    One(Object),
+    Many(Vec<Object>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a table or a JSON text")]
+enum Object {
+    Text(String),
+    Table(serde_json::Map<String, serde_json::Value>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -101,6 +156,34 @@ impl From<Scalar> for String {
         match scalar {
             Scalar::Number(number) => number.to_string(),
             Scalar::Text(text) => text,
+        }
+    }
+}
+
+impl From<Seconds> for String {
+    fn from(seconds: Seconds) -> Self {
+        match seconds {
+            Seconds::Whole(number) => number.to_string(),
+            Seconds::Part(number) => number.to_string(),
+            Seconds::Text(text) => text,
+        }
+    }
+}
+
+impl From<Object> for String {
+    fn from(object: Object) -> Self {
+        match object {
+            Object::Text(text) => text,
+            Object::Table(map) => serde_json::Value::Object(map).to_string(),
+        }
+    }
+}
+
+impl OneOrManyObjects {
+    fn into_texts(self) -> Vec<String> {
+        match self {
+            Self::One(object) => vec![object.into()],
+            Self::Many(objects) => objects.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -185,6 +268,8 @@ impl Layers {
             .with_context(|| format!("configuration file {shown} is not as expected"))?;
         let one = |value: Option<String>| Vec::from_iter(value);
         let scalar = |value: Option<Scalar>| Vec::from_iter(value.map(Into::into));
+        let seconds = |value: Option<Seconds>| Vec::from_iter(value.map(Into::into));
+        let objects = file.l2_adapter.map(OneOrManyObjects::into_texts);
         let many = |value: Option<OneOrMany>| value.map_or_else(Vec::new, OneOrMany::into_texts);
         for (key, values) in [
             ("pool", many(file.pool)),
@@ -210,6 +295,17 @@ impl Layers {
             ),
             ("frame_budget", scalar(file.frame_budget)),
             ("http", one(file.http)),
+            ("l2_adapter", objects.unwrap_or_default()),
+            ("l2_store_policy", one(file.l2_store_policy)),
+            ("l2_prefetch_policy", one(file.l2_prefetch_policy)),
+            ("l2_admit_after", scalar(file.l2_admit_after)),
+            ("l2_store_overflow", one(file.l2_store_overflow)),
+            ("l2_store_in_flight", scalar(file.l2_store_in_flight)),
+            ("l2_load_in_flight", scalar(file.l2_load_in_flight)),
+            ("l2_store_timeout", seconds(file.l2_store_timeout)),
+            ("l2_lookup_timeout", seconds(file.l2_lookup_timeout)),
+            ("l2_load_timeout", seconds(file.l2_load_timeout)),
+            ("l2_close_timeout", seconds(file.l2_close_timeout)),
             ("log", one(file.log)),
             ("log_format", one(file.log_format)),
         ] {
@@ -220,7 +316,7 @@ impl Layers {
 
     /// Adds the variables `ONDOL_…` of the environment; one that is blank says nothing.
     pub(crate) fn with_environment(mut self) -> anyhow::Result<Self> {
-        for &(key, many) in SETTINGS {
+        for &(key, takes) in SETTINGS {
             let variable = variable(key);
             let Some(value) = std::env::var_os(&variable) else {
                 continue;
@@ -228,7 +324,7 @@ impl Layers {
             let Ok(value) = value.into_string() else {
                 bail!("{variable} is not UTF-8");
             };
-            let values: Vec<&str> = if many {
+            let values: Vec<&str> = if takes == Takes::Many {
                 value.split(',').collect()
             } else {
                 vec![&value]
@@ -276,14 +372,22 @@ mod tests {
 
     #[test]
     fn every_key_of_the_file_is_a_setting_and_keeps_where_it_came_from() {
-        let text = SETTINGS.iter().map(|(key, many)| {
-            let value = if *many { "['1', 2]" } else { "'1'" };
+        let text = SETTINGS.iter().map(|(key, takes)| {
+            let value = match takes {
+                Takes::One => "'1'",
+                Takes::Many => "['1', 2]",
+                Takes::Json => "['1', { type = 'x', eviction = { a = 0.5 } }]",
+            };
             format!("{key} = {value}\n")
         });
         let layers = file(&text.collect::<String>()).unwrap();
-        for &(key, many) in SETTINGS {
+        for &(key, takes) in SETTINGS {
             let given = layers.get(key).unwrap();
-            let values: &[&str] = if many { &["1", "2"] } else { &["1"] };
+            let values: &[&str] = match takes {
+                Takes::One => &["1"],
+                Takes::Many => &["1", "2"],
+                Takes::Json => &["1", r#"{"eviction":{"a":0.5},"type":"x"}"#],
+            };
             assert_eq!(given.values, values);
             let from = &given.from;
             assert!(
@@ -291,6 +395,39 @@ mod tests {
                 "{from}"
             );
         }
+    }
+
+    #[test]
+    fn backends_may_be_tables_or_json_and_keep_their_order() {
+        let layers = file(
+            r#"
+l2_load_timeout = 0.5
+[[l2_adapter]]
+type = "fs"
+base_path = "/mnt/a,b"
+[l2_adapter.eviction]
+eviction_policy = "LRU"
+[[l2_adapter]]
+type = "memory"
+"#,
+        );
+        let layers = layers.unwrap();
+        let texts = &layers.get("l2_adapter").unwrap().values;
+        assert_eq!(
+            texts,
+            &[
+                r#"{"base_path":"/mnt/a,b","eviction":{"eviction_policy":"LRU"},"type":"fs"}"#,
+                r#"{"type":"memory"}"#
+            ]
+        );
+        assert_eq!(layers.get("l2_load_timeout").unwrap().values, ["0.5"]);
+        let one = file(r#"l2_adapter = '{"type":"memory"}'"#).unwrap();
+        assert_eq!(
+            one.get("l2_adapter").unwrap().values,
+            [r#"{"type":"memory"}"#]
+        );
+        let text = format!("{:#}", file("l2_adapter = 7").unwrap_err());
+        assert!(text.contains("a table or a JSON text"), "{text}");
     }
 
     #[test]

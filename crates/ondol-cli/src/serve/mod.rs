@@ -2,6 +2,7 @@
 
 mod config;
 mod group;
+mod l2;
 mod layers;
 mod start;
 

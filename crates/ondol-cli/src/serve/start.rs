@@ -103,6 +103,7 @@ fn engine_config(config: Config, state: &StateDir) -> anyhow::Result<EngineConfi
         engine.policy = policy;
     }
     engine.verify = config.verify;
+    engine.l2 = config.l2.config();
     let mut persistence = Persistence::new(state.path());
     persistence.durability = config.durability;
     persistence.fresh = config.fresh;
