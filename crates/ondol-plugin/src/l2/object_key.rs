@@ -213,8 +213,14 @@ struct Rest<'a>(&'a Parts);
 impl fmt::Display for Rest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}@{:x}@", self.0.kv_rank.0, self.0.object_group)?;
-        let mut hash = self.0.chunk_hash.iter();
-        hash.try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        // Names are made for each key of each batch, and formatting byte by byte would be most of their cost.
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut hash = String::with_capacity(2 * self.0.chunk_hash.len());
+        for byte in &self.0.chunk_hash {
+            hash.push(DIGITS[usize::from(byte >> 4)].into());
+            hash.push(DIGITS[usize::from(byte & 15)].into());
+        }
+        f.write_str(&hash)?;
         if !self.0.cache_salt.is_empty() {
             write!(f, "@{}", self.0.cache_salt)?;
         }
