@@ -25,6 +25,9 @@ const BATCH_BYTES: u64 = 16 << 20;
 const BATCHES_IN_FLIGHT: usize = 32;
 /// How often it is looked whether an adapter has let go of what it was given in vain.
 const CAPTIVE_POLL: Duration = Duration::from_millis(50);
+/// Objects that were given up are looked for after so many pauses of the breaker, and later after up to so many times that.
+const LOOK_PAUSES: u32 = 4;
+const LONGEST_LOOK_PAUSE: u32 = 32;
 
 /// Stores objects in one backend.
 pub(super) struct StoreThread {
@@ -43,6 +46,9 @@ pub(super) struct StoreThread {
     /// Keys that are under way, captive or to be tried again: they are not stored a second time meanwhile.
     busy: HashSet<Key, foldhash::fast::RandomState>,
     walk: Walk,
+    /// When to look for objects that were given up, and the pause before.
+    look_again: Option<Instant>,
+    look_pause: Duration,
 }
 
 impl StoreThread {
@@ -67,6 +73,8 @@ impl StoreThread {
             leased_bytes: 0,
             busy: HashSet::default(),
             walk: Walk::default(),
+            look_again: None,
+            look_pause: Duration::ZERO,
         }
     }
 
@@ -75,6 +83,9 @@ impl StoreThread {
         loop {
             let now = Instant::now();
             self.free_captives();
+            if self.look_again.take_if(|at| *at <= now).is_some() {
+                self.inbox.want_walk();
+            }
             while let Some(due) = self.retries.pop(now) {
                 self.ready.push_back(due);
             }
@@ -174,7 +185,10 @@ impl StoreThread {
         let captive = (!self.captive.is_empty()).then(|| now + CAPTIVE_POLL);
         let walk = (order == Order::Serve && self.may_walk(now))
             .then(|| self.walk.not_before.unwrap_or(now));
-        [breaker, retry, captive, walk].into_iter().flatten().min()
+        [breaker, retry, captive, walk, self.look_again]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn is_idle(&self) -> bool {
@@ -267,7 +281,7 @@ impl StoreThread {
                 waiting.attempts += 1;
                 if waiting.attempts > self.shared.config.store_retries {
                     self.shown.counters.given_up.increment();
-                    self.inbox.want_walk();
+                    self.look_later();
                     self.let_go(&[key]);
                     continue;
                 }
@@ -420,11 +434,20 @@ impl StoreThread {
             self.retries.push(again_at, waiting);
         } else {
             self.shown.counters.given_up.increment();
-            if self.breaker.is_open() {
-                // It is the backend that fails, not the object: that is looked for when the backend may work again.
-                self.inbox.want_walk();
+            if retryable {
+                self.look_later();
             }
             self.let_go(&[waiting.key]);
+        }
+    }
+
+    /// An object was given up that may be stored one day. It is looked for once the breaker closes, and in any case after a pause
+    /// that grows for as long as such objects are found.
+    fn look_later(&mut self) {
+        if self.look_again.is_none() {
+            let first = self.shared.config.breaker_pause * LOOK_PAUSES;
+            self.look_pause = (self.look_pause * 2).clamp(first, first * LONGEST_LOOK_PAUSE);
+            self.look_again = Some(Instant::now() + self.look_pause);
         }
     }
 
@@ -478,6 +501,9 @@ impl StoreThread {
         self.walk.not_before = None;
         if self.walk.rest.is_empty() {
             let Some(part) = self.part(self.walk.next_part) else {
+                if !self.walk.found_lacking {
+                    self.look_pause = Duration::ZERO;
+                }
                 self.walk.end();
                 self.shown.walking.store(false, Ordering::Relaxed);
                 self.shown.counters.walks.increment();
@@ -569,6 +595,7 @@ impl StoreThread {
         let left = self.inbox.found(&lacking);
         let queued = lacking.len() - left;
         self.shown.counters.walk_queued.add(queued as u64);
+        self.walk.found_lacking |= queued > 0;
         let left = &lacking[queued..];
         if let Some(outstanding) = &self.shared.outstanding {
             outstanding.done(left.iter().map(|(key, _)| key));

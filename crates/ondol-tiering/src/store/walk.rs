@@ -20,6 +20,8 @@ pub(super) struct Walk {
     pub(super) rest: VecDeque<(Key, u64)>,
     /// What the backend was asked and has not answered.
     pub(super) asked: Option<Asked>,
+    /// Whether the backend lacked something.
+    pub(super) found_lacking: bool,
     /// When it may go on, after a lookup has failed.
     pub(super) not_before: Option<Instant>,
 }

@@ -4,7 +4,7 @@ use ondol_plugin::l2::StoreResult;
 use ondol_testkit::l2::ManualAdapter;
 
 use super::*;
-use crate::{StoreOverflow, StorePolicy, object_key};
+use crate::{FetchPolicy, PrefetchRequest, Row, StoreOverflow, StorePolicy, object_key};
 
 #[test]
 fn what_is_committed_is_stored_whole_and_marked() {
@@ -308,4 +308,125 @@ fn an_object_that_leaves_memory_before_its_turn_is_counted() {
     assert_eq!(next.batch[0].key, object_key(&key(3)));
     next.succeed();
     assert_eq!(count(&tiering, "store_gone_objects"), 1);
+}
+
+#[test]
+fn what_was_given_up_is_looked_for_again_without_anything_else_happening() {
+    let (l1, shelf) = (l1(), Shelf::default());
+    shelf.fail(Some(true));
+    let config = TieringConfig {
+        breaker_failures: u32::MAX,
+        store_retries: 1,
+        ..config()
+    };
+    let tiering = start(&l1, vec![shelf_backend(&shelf, "")], config);
+    commit(&l1, &tiering, 0..10);
+    until("all are given up", || {
+        count(&tiering, "store_given_up_objects") >= 10
+    });
+    shelf.fail(None);
+    until("they are stored", || unstored(&l1, 0..10) == 0);
+}
+
+/// LMCache counts a batch as its first object's length times its number (reference §7.2 row 35).
+#[test]
+fn a_batch_of_mixed_sizes_is_stored_and_counted_as_it_is() {
+    let (l1, shelf) = (l1(), Shelf::default());
+    let lru = r#","eviction":{"eviction_policy":"LRU"}"#;
+    let tiering = start(&l1, vec![shelf_backend(&shelf, lru)], config());
+    let lens: Vec<usize> = (0..40).map(|at| 1 + at * 499).collect();
+    let objects: Vec<_> = lens
+        .iter()
+        .zip(0..)
+        .map(|(len, number)| {
+            assert!(l1.put(&key(number), &vec![number as u8; *len]));
+            (key(number), *len as u64)
+        })
+        .collect();
+    tiering.committed(&objects);
+    until("they are stored", || unstored(&l1, 0..40) == 0);
+    for (len, number) in lens.iter().zip(0..) {
+        let stored = shelf.get(&key(number)).expect("it is stored");
+        assert!(stored.starts_with(&vec![number as u8; *len]));
+    }
+    assert_eq!(count(&tiering, "stored_bytes"), shelf.used());
+}
+
+/// LMCache#3465, Mooncake#3465: writes reach the tier and are never read back.
+#[test]
+fn what_left_memory_comes_back_from_storage_as_it_was() {
+    let (l1, shelf) = (l1(), Shelf::default());
+    let tiering = start(&l1, vec![shelf_backend(&shelf, "")], config());
+    commit(&l1, &tiering, 0..50);
+    until("all is stored", || unstored(&l1, 0..50) == 0);
+    let keys: Vec<_> = (0..50).map(key).collect();
+    until("all has left memory", || {
+        l1.memory.evict(&keys);
+        l1.memory.contains(&keys).count_ones() == 0
+    });
+    let prefetch = tiering.prefetch(PrefetchRequest {
+        rows: vec![Row {
+            keys,
+            window: None,
+            expected_len: None,
+        }],
+        policy: FetchPolicy::Prefix,
+        timeout: WATCHDOG,
+    });
+    let report = prefetch.wait(Instant::now() + WATCHDOG);
+    assert_eq!(report.present[0].count_ones(), 50);
+    for (leased, number) in report.leases[0].iter().zip(0..) {
+        let leased = leased.as_ref().expect("it is leased");
+        assert_eq!(leased.as_ref(), bytes(number), "{number}");
+    }
+}
+
+/// Backends that fail and hang at random, in a fixed order: in the end each has everything, whole, and nothing is held.
+#[test]
+fn whatever_backends_do_everything_is_stored_whole_in_the_end() {
+    let l1 = l1();
+    let shelves = [Shelf::default(), Shelf::default()];
+    let config = TieringConfig {
+        store_queue: 32,
+        store_in_flight_bytes: 64 * LEN as u64,
+        store_timeout: Duration::from_millis(20),
+        store_retries: 1,
+        breaker_failures: 2,
+        breaker_pause: Duration::from_millis(10),
+        ..config()
+    };
+    let backends = shelves.iter().map(|shelf| shelf_backend(shelf, ""));
+    let tiering = start(&l1, backends.collect(), config);
+    let mut random = 7_u64;
+    for first in (0..1000).step_by(20) {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let shelf = &shelves[(random >> 40) as usize % 2];
+        match (random >> 50) % 5 {
+            0 => shelf.fail(Some(true)),
+            1 => shelf.hang_stores(true),
+            _ => {
+                shelf.fail(None);
+                shelf.hang_stores(false);
+            }
+        }
+        commit(&l1, &tiering, first..first + 20);
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    for shelf in &shelves {
+        shelf.fail(None);
+        shelf.hang_stores(false);
+    }
+    until("both have everything", || {
+        shelves.iter().all(|shelf| shelf.len() == 1000)
+    });
+    until("all is known to be stored", || unstored(&l1, 0..1000) == 0);
+    until("nothing is held", || l1.memory.leases() == 0);
+    for number in 0..1000 {
+        for shelf in &shelves {
+            let stored = shelf.get(&key(number)).expect("it is stored");
+            assert!(stored.starts_with(&bytes(number)), "{number}");
+        }
+    }
 }
