@@ -58,6 +58,8 @@ pub(super) enum Failure {
     OtherLength,
     /// Memory has no room for it.
     NoRoom,
+    /// It was deleted while it was loaded.
+    Deleted,
 }
 
 /// What became of each object of a batch.

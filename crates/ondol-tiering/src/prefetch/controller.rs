@@ -1,5 +1,6 @@
 //! The thread that plans and starts loads and admits what they bring.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,6 +65,10 @@ pub(super) enum Event {
     Lost { backend: u64, keys: Vec<Key> },
     /// Nobody wants this request any more.
     Abort(u64),
+    /// These keys are being deleted; `done` is dropped once nothing of them is admitted any more.
+    Bar { keys: Arc<[Key]>, done: Sender<()> },
+    /// They have been deleted.
+    Unbar(Arc<[Key]>),
     /// The end.
     Close,
 }
@@ -79,10 +84,21 @@ pub(super) struct Controller {
     deadlines: BTreeSet<(Instant, u64)>,
     /// Requests that want to load, in the order in which they came.
     queue: VecDeque<u64>,
-    /// For each key that is being loaded, the cells that wait for it.
-    loading: HashMap<Key, Vec<(u64, usize)>, foldhash::fast::RandomState>,
+    /// The keys that are being loaded.
+    loading: HashMap<Key, Load, foldhash::fast::RandomState>,
+    /// The keys that are being deleted, and how often.
+    barred: HashMap<Key, usize>,
     /// How fast each backend is.
     speeds: HashMap<u64, Speed>,
+}
+
+/// A load of one key.
+#[derive(Debug, Default)]
+struct Load {
+    /// The cells that wait for it, by their requests; none if it is doomed.
+    waiters: Vec<(u64, usize)>,
+    /// What it brings is not admitted: the object was deleted meanwhile.
+    is_doomed: bool,
 }
 
 impl Shared {
@@ -160,6 +176,7 @@ impl Controller {
             deadlines: BTreeSet::new(),
             queue: VecDeque::new(),
             loading: HashMap::default(),
+            barred: HashMap::new(),
             speeds: HashMap::new(),
         })
     }
@@ -199,6 +216,9 @@ impl Controller {
             } => {
                 if let Some(request) = self.requests.get_mut(&id) {
                     request.answered(at, answer);
+                    if !self.barred.is_empty() {
+                        request.release_keys(|key| self.barred.contains_key(key));
+                    }
                     if !request.is_looking_up() {
                         failpoint!("load.looked_up");
                         self.progress(&[id]);
@@ -226,8 +246,47 @@ impl Controller {
                 self.remove(id);
                 self.run_queue();
             }
+            Event::Bar { keys, done } => {
+                self.bar(&keys);
+                drop(done);
+            }
+            Event::Unbar(keys) => {
+                for key in keys.iter() {
+                    if let Entry::Occupied(mut entry) = self.barred.entry(key.clone()) {
+                        *entry.get_mut() -= 1;
+                        if *entry.get() == 0 {
+                            entry.remove();
+                        }
+                    }
+                }
+            }
             Event::Close => {}
         }
+    }
+
+    /// Gives up everything about these keys, so that nothing of them comes into memory, and their locks do not keep them in
+    /// backends. Loads that are under way are not admitted, and keep their locks until they have ended.
+    fn bar(&mut self, keys: &[Key]) {
+        let mut touched = Vec::new();
+        for key in keys {
+            *self.barred.entry(key.clone()).or_default() += 1;
+            let Some(load) = self.loading.get_mut(key) else {
+                continue;
+            };
+            load.is_doomed = true;
+            for (id, cell) in std::mem::take(&mut load.waiters) {
+                if let Some(request) = self.requests.get_mut(&id) {
+                    request.give_up(cell);
+                    touched.push(id);
+                }
+            }
+        }
+        for (id, request) in &mut self.requests {
+            if request.release_keys(|key| self.barred.contains_key(key)) {
+                touched.push(*id);
+            }
+        }
+        self.progress(&touched);
     }
 
     fn remove(&mut self, id: u64) -> Option<Box<Request>> {
@@ -297,11 +356,11 @@ impl Controller {
         request.look_again();
         if !loading.is_empty() {
             request.join_loads(|key, cell| match loading.get_mut(key) {
-                Some(waiters) => {
-                    waiters.push((id, cell));
+                Some(load) if !load.is_doomed => {
+                    load.waiters.push((id, cell));
                     true
                 }
-                None => false,
+                _ => false,
             });
         }
         request.plan(|backend| speeds.get(&backend).copied().unwrap_or_default());
@@ -398,10 +457,10 @@ impl Controller {
         let mut groups: Vec<Group> = Vec::new();
         for (todo, page) in ready {
             let cell = request.cell(todo.cell);
-            let waiters = loading.entry(cell.key.clone()).or_default();
-            waiters.push((id, todo.cell));
+            let load = loading.entry(cell.key.clone()).or_default();
+            load.waiters.push((id, todo.cell));
             // The same key twice in one request is loaded once.
-            if waiters.len() == 1 {
+            if load.waiters.len() == 1 {
                 let object = BatchCell {
                     key: cell.key.clone(),
                     name: request.name(todo.cell).clone(),
@@ -494,6 +553,11 @@ impl Controller {
         let mut objects = Vec::with_capacity(outcomes.len());
         let mut results = Vec::with_capacity(outcomes.len());
         for (cell, outcome) in batch.cells().iter().zip(outcomes) {
+            let load = self.loading.get(&cell.key);
+            let outcome = match outcome {
+                Ok(_) if load.is_some_and(|load| load.is_doomed) => Err(Failure::Deleted),
+                outcome => outcome,
+            };
             results.push(outcome.map(|arrival| {
                 if !arrival.verified {
                     counters.unverified.increment();
@@ -580,6 +644,7 @@ impl Controller {
                 self.tell(&cell.key, touched, Request::give_up);
                 return;
             }
+            Failure::Deleted => counters.deleted.increment(),
         }
         self.tell(&cell.key, touched, |request, at| {
             request.failed(at, attached.id);
@@ -594,7 +659,8 @@ impl Controller {
         mut what: impl FnMut(&mut Request, usize),
     ) -> u64 {
         let mut told = 0;
-        for (id, cell) in self.loading.remove(key).unwrap_or_default() {
+        let load = self.loading.remove(key).unwrap_or_default();
+        for (id, cell) in load.waiters {
             if let Some(request) = self.requests.get_mut(&id) {
                 what(request, cell);
                 told += 1;

@@ -20,6 +20,7 @@ ondol_catalog::counters! {
         too_long TOO_LONG "ondol_l2_prefetch_too_long_total" "Objects that were not loaded since they would not fit memory.";
         l1_oom L1_OOM "ondol_l2_prefetch_l1_oom_total" "Objects that were not loaded since memory had no room.";
         not_recorded NOT_RECORDED "ondol_l2_prefetch_not_recorded_total" "Objects that were loaded and could not be admitted.";
+        deleted DELETED "ondol_l2_prefetch_deleted_total" "Objects that were deleted while they were loaded, and so not admitted.";
         too_slow TOO_SLOW "ondol_l2_prefetch_too_slow_total" "Objects that were not loaded since their backend would not bring them in time.";
     }
 }

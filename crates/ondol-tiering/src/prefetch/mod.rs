@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{bounded, unbounded};
 use ondol_host::l2::BackendHealth;
 use ondol_plugin::Key;
 use ondol_plugin::l2::Bitmap;
@@ -274,6 +274,26 @@ impl PrefetchController {
         running
     }
 
+    /// Keeps objects that are being deleted out of memory: once this has returned and for as long as the guard lives, nothing of
+    /// these keys is admitted or begun to be loaded. Locks on them in backends are given back; those of loads that are under
+    /// way when these have ended. To be called before they are deleted from memory.
+    pub(crate) fn bar(&self, keys: &[Key]) -> Barred {
+        let keys: Arc<[_]> = keys.into();
+        let (done, is_done) = bounded(0);
+        let event = Event::Bar {
+            keys: Arc::clone(&keys),
+            done,
+        };
+        // A controller that has ended admits nothing.
+        if self.shared.events.send(event).is_ok() {
+            let _ = is_done.recv();
+        }
+        Barred {
+            shared: Arc::clone(&self.shared),
+            keys,
+        }
+    }
+
     /// Requests that have not ended.
     pub(crate) fn under_way(&self) -> u64 {
         self.shared.under_way.load(Ordering::Relaxed)
@@ -305,6 +325,22 @@ impl PrefetchController {
 impl Drop for PrefetchController {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// Keys that are kept out of memory for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Barred {
+    shared: Arc<Shared>,
+    keys: Arc<[Key]>,
+}
+
+impl Drop for Barred {
+    fn drop(&mut self) {
+        let _ = self
+            .shared
+            .events
+            .send(Event::Unbar(Arc::clone(&self.keys)));
     }
 }
 

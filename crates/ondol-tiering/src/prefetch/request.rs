@@ -245,6 +245,20 @@ impl Request {
         }
     }
 
+    /// Unlocks these keys wherever they were found, so that they are not loaded from there; whether there were any.
+    pub(super) fn release_keys(&mut self, is_meant: impl Fn(&Key) -> bool) -> bool {
+        let Self { answers, cells, .. } = self;
+        let mut any = false;
+        for answer in answers.iter_mut().flatten() {
+            answer.held.keep(|index| {
+                let is_kept = !is_meant(&cells[index].key);
+                any |= !is_kept;
+                is_kept
+            });
+        }
+        any
+    }
+
     /// Decides which chunks are wanted of those that can be had.
     pub(super) fn plan(&mut self, speed: impl Fn(u64) -> Speed) {
         let mut possible = self.present.clone();

@@ -375,11 +375,10 @@ fn what_cannot_be_recorded_is_a_miss() {
     assert_eq!(present(&finish(prefetch)), "00");
     assert_eq!(rig.controller.counters().not_recorded.get(), 2);
     assert_eq!(rig.controller.loading_bytes(), 0);
-    assert!(
-        !keys
-            .iter()
-            .any(|key| rig.manual().locks().is_locked(&object_key(key)))
-    );
+    eventually("it is unlocked", || {
+        let locks = rig.manual().locks();
+        !keys.iter().any(|key| locks.is_locked(&object_key(key)))
+    });
 }
 
 // peers.md §5 A5: what was leased long ago was overwritten while it was read.
@@ -401,4 +400,56 @@ fn a_report_keeps_its_objects_whatever_is_loaded_beside_them() {
     drop(report);
     assert_eq!(rig.l1.memory.evict(&keys), 2);
     rig.assert_all_is_given_back();
+}
+
+// A load that was under way brought an object back that a client had deleted.
+#[test]
+fn what_is_deleted_while_it_is_loaded_does_not_come_back() {
+    let rig = Rig::new(2);
+    let keys = keys(0..3);
+    let shelf = rig.shelf(&keys);
+    let names: Vec<_> = keys.iter().map(object_key).collect();
+    let prefetch = rig.ask(&keys);
+    let late = rig.ask(&keys[1..]);
+    // The second backend has it as well.
+    for adapter in &rig.adapters {
+        adapter
+            .next_lookup()
+            .find(|name| Some(shelf[name].len() as u64));
+    }
+    let load = rig.manual().next_load();
+    let barred = rig.controller.bar(&keys[1..2]);
+    // What only waits for its turn lets go of it at once.
+    let second = |adapter: usize| {
+        let deleted = rig.attached[adapter].backend.delete(&names[1..2]);
+        deleted.unwrap().gone.test(0)
+    };
+    eventually("the second backend deletes it", || second(1));
+    assert!(!second(0), "it was deleted while it was read");
+    // Nor does who asks now get it: his lookups saw it before.
+    for adapter in &rig.adapters {
+        adapter
+            .next_lookup()
+            .find(|name| Some(shelf[name].len() as u64));
+    }
+    assert_eq!(present(&finish(late)), "00");
+    load.fill(|name| shelf.get(name).cloned());
+    assert_eq!(present(&finish(prefetch)), "100");
+    eventually("the first backend deletes it", || second(0));
+    drop(barred);
+    assert!(!rig.l1.has(&keys[1]));
+    assert_eq!(rig.controller.counters().deleted.get(), 1);
+    rig.assert_all_is_given_back();
+    // From now on it may come again.
+    let prefetch = rig.ask(&keys[1..2]);
+    rig.adapters[1].next_lookup().find(|_| None);
+    rig.adapters[0]
+        .next_lookup()
+        .find(|name| Some(shelf[name].len() as u64));
+    rig.manual()
+        .next_load()
+        .fill(|name| shelf.get(name).cloned());
+    assert_eq!(present(&finish(prefetch)), "1");
+    rig.controller.close();
+    drop(rig.controller.bar(&keys));
 }
