@@ -42,6 +42,14 @@ pub enum TieringError {
         /// How long was waited.
         waited: Duration,
     },
+    /// An object is deleted in memory and may still be in a backend.
+    #[error("{backend} has not deleted what was deleted in memory: {reason}; delete it again")]
+    NotDeleted {
+        /// The backend.
+        backend: String,
+        /// What it said.
+        reason: String,
+    },
     /// The storage tier was closed.
     #[error("the storage tier is closed")]
     Closed,

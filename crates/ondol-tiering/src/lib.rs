@@ -8,6 +8,7 @@
 mod attached;
 mod codec;
 mod config;
+mod deletion;
 mod error;
 mod evict;
 mod latch;

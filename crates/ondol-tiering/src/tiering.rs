@@ -12,11 +12,12 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::attached::AttachedBackends;
+use crate::deletion::delete_in;
 use crate::error::TieringError;
 use crate::evict::EvictController;
 use crate::prefetch::PrefetchController;
 use crate::store::StoreController;
-use crate::{Memory, Prefetch, PrefetchRequest, Quotas, TieringConfig};
+use crate::{Memory, Prefetch, PrefetchRequest, Quotas, TieringConfig, object_key};
 
 /// The storage tier: backends and the controllers that move objects.
 pub struct Tiering {
@@ -139,6 +140,36 @@ impl Tiering {
     /// Brings objects into memory.
     pub fn prefetch(&self, request: PrefetchRequest) -> Prefetch {
         self.prefetch.submit(request)
+    }
+
+    /// Deletes objects: from memory, which `from_memory` does, and then in every backend. Loads that are under way do not bring
+    /// them back. Waits, for up to `timeout`, for backends that still read them.
+    ///
+    /// # Errors
+    /// [`TieringError::NotDeleted`]; then the object may come back, and is to be deleted again.
+    pub fn delete<R>(
+        &self,
+        keys: &[Key],
+        timeout: Duration,
+        from_memory: impl FnOnce() -> R,
+    ) -> Result<R, TieringError> {
+        let until = Instant::now() + timeout;
+        let backends = self.attached.active();
+        if backends.is_empty() {
+            return Ok(from_memory());
+        }
+        // First, so that nothing is admitted behind the back of who deletes it.
+        let barred = self.prefetch.bar(keys);
+        let done = from_memory();
+        let names: Vec<_> = keys.iter().map(object_key).collect();
+        // Each of them is tried, whatever becomes of the others.
+        let results: Vec<_> = backends
+            .iter()
+            .map(|attached| delete_in(attached, names.clone(), until))
+            .collect();
+        drop(barred);
+        results.into_iter().collect::<Result<(), _>>()?;
+        Ok(done)
     }
 
     /// The quotas of cache salts.

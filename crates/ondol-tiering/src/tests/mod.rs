@@ -1,6 +1,7 @@
 //! The rooms of the storage tier together: a real pool and directory, real lanes, adapters that do as a test says.
 
 mod attach;
+mod delete;
 mod evict;
 mod shelf;
 mod store;
