@@ -317,6 +317,15 @@ fn a_close_does_not_wait_for_a_delay() {
 }
 
 #[test]
+fn what_fails_is_held_back_too_and_comes() {
+    let adapter = open(json!({"store_error_rate": 1, "store_delay_ms": 20}));
+    for number in 0..5 {
+        assert!(store(&adapter, number).0.is_err());
+    }
+    assert_eq!(injected(&adapter, "delays"), 5);
+}
+
+#[test]
 fn the_same_calls_fail_in_the_same_way() {
     let run = |seed: u64| {
         let adapter = open(json!({"store_error_rate": 0.3, "load_error_rate": 0.3, "seed": seed}));

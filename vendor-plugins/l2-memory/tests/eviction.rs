@@ -96,6 +96,15 @@ fn what_is_locked_stays_and_a_store_that_finds_no_room_may_be_tried_again() {
 }
 
 #[test]
+fn a_salt_that_has_nothing_left_is_not_in_the_usage() {
+    let adapter = open(json!({"max_size_bytes": 30}));
+    store(&*adapter, 1, 10);
+    assert_eq!(adapter.usage().bytes_by_salt, [(String::new(), 10)].into());
+    adapter.delete(&[key(1)]).unwrap();
+    assert!(adapter.usage().bytes_by_salt.is_empty());
+}
+
+#[test]
 fn what_never_fits_evicts_nothing() {
     let adapter = open(json!({"max_size_bytes": 30}));
     store(&*adapter, 1, 10);

@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ struct Backend {
 struct Gate {
     shut: Mutex<bool>,
     changed: Condvar,
+    arrived: AtomicUsize,
 }
 
 impl Gate {
@@ -35,6 +36,7 @@ impl Gate {
     }
 
     fn pass(&self) {
+        self.arrived.fetch_add(1, Ordering::Relaxed);
         let shut = self.shut.lock().unwrap();
         drop(self.changed.wait_while(shut, |shut| *shut).unwrap());
     }
@@ -260,6 +262,7 @@ fn closing_ends_every_task_and_says_how_many_still_touch_their_buffers() {
     store(&adapter, &[1]);
     let gate = Arc::clone(&adapter.backend().gate);
     gate.set(true);
+    let arrived = gate.arrived.load(Ordering::Relaxed);
     let held = Arc::new(());
     let guard = |number| StoreItem {
         key: key(number),
@@ -268,15 +271,18 @@ fn closing_ends_every_task_and_says_how_many_still_touch_their_buffers() {
     let running = adapter.submit_store(vec![guard(1), guard(2)]).unwrap();
     let queued = adapter.submit_store(vec![guard(3)]).unwrap();
     let queued_load = submit_load(&adapter, &[1]);
-    // The first has begun once the queue holds the others only; a close that came before would drop it too.
     let begun = std::time::Instant::now();
-    while adapter.close(Duration::ZERO).abandoned == 0 && Arc::strong_count(&held) > 1 {
+    while gate.arrived.load(Ordering::Relaxed) == arrived {
         assert!(begun.elapsed() < WATCHDOG);
+        std::thread::yield_now();
     }
+    assert_eq!(adapter.close(Duration::ZERO).abandoned, 1);
     assert!(adapter.backend().closed.load(Ordering::Relaxed));
     assert!(adapter.query_load(queued_load).is_some());
     gate.set(false);
     assert_eq!(adapter.close(WATCHDOG).abandoned, 0);
+    // It ended before its second object.
+    assert_eq!(gate.arrived.load(Ordering::Relaxed), arrived + 1);
     let mut ended: Vec<_> = adapter.pop_completed_stores();
     ended.sort_by_key(|(task, _)| *task);
     assert_eq!(
