@@ -51,11 +51,12 @@ impl Tiering {
                 Arc::clone(&config),
             ),
             prefetch: PrefetchController::start(
-                memory,
+                Arc::clone(&memory),
                 Arc::clone(&attached),
                 Arc::clone(&config),
             )?,
             evict: EvictController::new(Arc::clone(&quotas)),
+            memory,
             attached,
             quotas,
             config,
@@ -143,17 +144,16 @@ impl Tiering {
     }
 
     /// Deletes objects: from memory, which `from_memory` does, and then in every backend. Loads that are under way do not bring
-    /// them back. Waits, for up to `timeout`, for backends that still read them.
+    /// them back. Waits until `until` for backends that still read them.
     ///
     /// # Errors
     /// [`TieringError::NotDeleted`]; then the object may come back, and is to be deleted again.
     pub fn delete<R>(
         &self,
         keys: &[Key],
-        timeout: Duration,
+        until: Instant,
         from_memory: impl FnOnce() -> R,
     ) -> Result<R, TieringError> {
-        let until = Instant::now() + timeout;
         let backends = self.attached.active();
         if backends.is_empty() {
             return Ok(from_memory());
@@ -167,6 +167,8 @@ impl Tiering {
             .iter()
             .map(|attached| delete_in(attached, names.clone(), until))
             .collect();
+        // What was stored anew meanwhile may have been marked by what was there before.
+        self.memory.mark_unstored(keys);
         drop(barred);
         results.into_iter().collect::<Result<(), _>>()?;
         Ok(done)

@@ -26,8 +26,12 @@ fn ask(tiering: &Tiering, number: u64) -> Prefetch {
     })
 }
 
+fn soon() -> Instant {
+    Instant::now() + WATCHDOG
+}
+
 fn came(prefetch: Prefetch) -> bool {
-    prefetch.wait(Instant::now() + WATCHDOG).present[0].test(0)
+    prefetch.wait(soon()).present[0].test(0)
 }
 
 #[test]
@@ -38,7 +42,7 @@ fn what_a_client_deletes_is_gone_from_storage_and_may_be_stored_anew() {
     until("they are stored", || shelf.len() == 3);
     until("it is known", || super::unstored(&l1, 0..3) == 0);
     let from_memory = || l1.memory.evict(&[key(1)]);
-    assert_eq!(tiering.delete(&[key(1)], WATCHDOG, from_memory).unwrap(), 1);
+    assert_eq!(tiering.delete(&[key(1)], soon(), from_memory).unwrap(), 1);
     assert!(shelf.get(&key(1)).is_none());
     assert!(!came(ask(&tiering, 1)));
     assert_eq!(l1.memory.evict(&[key(0)]), 1);
@@ -64,12 +68,12 @@ fn a_load_that_was_under_way_does_not_bring_back_what_is_deleted() {
     let load = manual.next_load();
     // For as long as it is read it cannot be deleted, and who deletes it is told so.
     let error = tiering
-        .delete(&[key(7)], Duration::ZERO, || ())
+        .delete(&[key(7)], Instant::now(), || ())
         .unwrap_err();
     assert!(matches!(error, TieringError::NotDeleted { .. }), "{error}");
     assert!(manual.locks().is_locked(&object_key(&key(7))));
     std::thread::scope(|scope| {
-        let deletion = scope.spawn(|| tiering.delete(&[key(7)], WATCHDOG, || ()));
+        let deletion = scope.spawn(|| tiering.delete(&[key(7)], soon(), || ()));
         // Both refusals were told to who waits for it.
         assert!(!came(prefetch));
         load.fill(|_| Some(stored.clone()));
