@@ -109,9 +109,9 @@ impl Writer {
         let _ = unlinkat(place.temporary(), writer_name(&self.id), AtFlags::empty());
     }
 
-    /// Removes what dead writers have left; how many files.
-    pub(crate) fn sweep(&self, place: &Place, stop: &dyn Fn() -> bool) -> Result<u64> {
-        let mut dead = HashMap::from([(self.id.clone(), None)]);
+    /// Removes what dead writers have left; how many files, and what belongs to writers that seem to live.
+    pub(crate) fn sweep(&self, place: &Place, stop: &dyn Fn() -> bool) -> Result<(u64, Suspects)> {
+        let mut writers: HashMap<String, Vec<String>> = HashMap::new();
         let mut removed = 0;
         let own_directory = place.has_own_temporary();
         for entry in entries(place.temporary(), ".")? {
@@ -122,27 +122,56 @@ impl Writer {
             let Ok(name) = entry.file_name().to_str() else {
                 continue;
             };
-            let is_stale = match id_of(name) {
+            match id_of(name) {
+                Some(id) if id == self.id => {}
                 Some(id) => {
-                    if !dead.contains_key(id) {
-                        dead.insert(id.to_owned(), death(place.temporary(), id));
+                    let drafts = writers.entry(id.to_owned()).or_default();
+                    if name.ends_with(DRAFT) {
+                        drafts.push(name.to_owned());
                     }
-                    dead[id].is_some()
                 }
-                None => is_lmcaches(name, own_directory) && is_old(place.temporary(), name),
-            };
-            // The file of a writer goes last, so that who finds none may take the writer for dead.
-            if is_stale && !name.ends_with(WRITER) {
-                removed += u64::from(unlinkat(place.temporary(), name, AtFlags::empty()).is_ok());
+                None if is_lmcaches(name, own_directory) && is_old(place.temporary(), name) => {
+                    removed += remove(place, name);
+                }
+                None => {}
             }
         }
-        for (id, lock) in dead {
-            if let Some(Some(_lock)) = lock {
-                let _ = unlinkat(place.temporary(), writer_name(&id), AtFlags::empty());
-            }
-        }
-        Ok(removed)
+        let mut suspects = Suspects(writers);
+        removed += suspects.sweep(place);
+        Ok((removed, suspects))
     }
+}
+
+/// Writers that seem to live, and what they are writing. The lock of one that was killed a moment ago may not have ended yet: the
+/// kernel first ends what it did for it.
+#[derive(Debug)]
+pub(crate) struct Suspects(HashMap<String, Vec<String>>);
+
+impl Suspects {
+    /// Removes what is left of those that are dead; how many files.
+    pub(crate) fn sweep(&mut self, place: &Place) -> u64 {
+        let mut removed = 0;
+        self.0.retain(|id, drafts| {
+            let Some(_lock) = death(place.temporary(), id) else {
+                return true;
+            };
+            removed += drafts.iter().map(|draft| remove(place, draft)).sum::<u64>();
+            // It goes last, as a draft without it is a dead writer's.
+            remove(place, &writer_name(id));
+            false
+        });
+        removed
+    }
+
+    /// Whether there are none whose files might still have to go.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Removes a file; how many that are.
+fn remove(place: &Place, name: &str) -> u64 {
+    u64::from(unlinkat(place.temporary(), name, AtFlags::empty()).is_ok())
 }
 
 impl Draft<'_> {

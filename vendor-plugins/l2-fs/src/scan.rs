@@ -3,16 +3,22 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
 use rustix::io::Result;
 
 use crate::backend::Backend;
+use crate::draft::Suspects;
 use crate::index::Found;
 use crate::layout::{Meaning, record_of};
 use crate::place::{entries, is_file};
 use crate::space::{Capacity, remember};
+
+/// How long, and how often, a writer that seems to live is looked at.
+const WATCHED_FOR: Duration = Duration::from_secs(30);
+const WATCHED_EVERY: Duration = Duration::from_millis(50);
 
 /// Objects that become known at once; lookups wait that long.
 const MERGED_AT_ONCE: usize = 4096;
@@ -21,16 +27,41 @@ impl Backend {
     /// Removes what dead writers have left, and learns what is there.
     pub(crate) fn scan(&self) {
         let stop = || self.is_closing.load(Ordering::Relaxed);
-        match self.writer.sweep(&self.place, &stop) {
-            Ok(0) => {}
-            Ok(files) => {
-                self.counts.stale.fetch_add(files, Ordering::Relaxed);
-                tracing::info!(files, "temporary files of dead writers were removed");
+        let suspects = match self.writer.sweep(&self.place, &stop) {
+            Ok((removed, suspects)) => {
+                self.count_stale(removed);
+                Some(suspects)
             }
-            Err(error) => tracing::warn!(%error, "cannot look for temporary files"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot look for temporary files");
+                None
+            }
+        };
+        self.learn_all(&stop);
+        if let Some(suspects) = suspects {
+            self.watch(suspects, &stop);
         }
+    }
+
+    /// Looks for a while whether writers that seemed to live were dying.
+    fn watch(&self, mut suspects: Suspects, stop: &dyn Fn() -> bool) {
+        let end = Instant::now() + WATCHED_FOR;
+        while !suspects.is_empty() && !stop() && Instant::now() < end {
+            thread::sleep(WATCHED_EVERY);
+            self.count_stale(suspects.sweep(&self.place));
+        }
+    }
+
+    fn count_stale(&self, files: u64) {
+        if files > 0 {
+            self.counts.stale.fetch_add(files, Ordering::Relaxed);
+            tracing::info!(files, "temporary files of dead writers were removed");
+        }
+    }
+
+    fn learn_all(&self, stop: &dyn Fn() -> bool) {
         let mut found = Vec::new();
-        if let Err(error) = self.find_all(&mut found, &stop) {
+        if let Err(error) = self.find_all(&mut found, stop) {
             tracing::warn!(%error, "cannot list all objects; what is not listed is found when it is asked for");
         }
         if stop() {

@@ -19,12 +19,17 @@ fn config(layout: LayoutKind) -> impl FnOnce(&mut FsConfig) {
     move |config| config.layout = layout
 }
 
+/// Bytes that no other number has, made so quickly that who stores them mostly writes.
+fn pattern(n: u32) -> Vec<u8> {
+    n.to_le_bytes().repeat(LEN / 4)
+}
+
 fn batch(keys: impl IntoIterator<Item = u32>) -> Vec<StoreItem> {
     keys.into_iter()
         .map(|n| StoreItem {
             key: key(n),
             object: ObjectRef::with_trailer(
-                common::Aligned::of(&bytes(n, LEN)),
+                common::Aligned::of(&pattern(n)),
                 b"trailer".as_slice(),
             ),
         })
@@ -51,6 +56,7 @@ fn a_child_that_stores_until_it_is_killed() {
 
 #[test]
 fn a_kill_in_the_middle_of_stores_leaves_no_partial_object_and_no_temporary_file() {
+    let mut caught = 0;
     for name in ["flat", "sharded"] {
         let layout = if name == "flat" {
             LayoutKind::Lmcache
@@ -71,14 +77,18 @@ fn a_kill_in_the_middle_of_stores_leaves_no_partial_object_and_no_temporary_file
             thread::sleep(Duration::from_micros(round * 1700));
             child.kill().unwrap();
             child.wait().unwrap();
+            caught += temporary_files(&dir).len();
             let rig = Rig::at(&dir, config(layout)).counted();
-            assert!(temporary_files(&dir).is_empty(), "{name} {round}");
+            // The lock of the child may outlive it by what the kernel was doing for it.
+            eventually("what was half-written is removed", || {
+                temporary_files(&dir).is_empty()
+            });
             let files = object_files(&dir);
             let on_disk: u64 = files.iter().map(|(_, len)| len).sum();
             assert_eq!(rig.adapter.usage().used_bytes, on_disk, "{name} {round}");
             let mut whole = 0;
             for n in 0..u32::MAX {
-                let expected = [&bytes(n, LEN)[..], b"trailer"].concat();
+                let expected = [&pattern(n)[..], b"trailer"].concat();
                 match rig.load(&key(n), LEN, 7) {
                     (LoadOutcome::Missing, _) if whole == files.len() => break,
                     (LoadOutcome::Missing, _) => {}
@@ -94,6 +104,7 @@ fn a_kill_in_the_middle_of_stores_leaves_no_partial_object_and_no_temporary_file
             rig.adapter.delete(&keys).unwrap();
         }
     }
+    println!("{caught} files were being written when their writers were killed");
 }
 
 #[test]
@@ -272,7 +283,7 @@ fn a_close_ends_every_task_and_gives_every_buffer_back() {
             .map(|round| {
                 let items = (round * 10..round * 10 + 10).map(|n| StoreItem {
                     key: key(n),
-                    object: ObjectRef::new(Guarded(bytes(n, LEN), guard.clone())),
+                    object: ObjectRef::new(Guarded(pattern(n), guard.clone())),
                 });
                 rig.adapter.submit_store(items.collect()).unwrap()
             })
