@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use ondol_catalog::{FrozenLayout, layouts, metrics, policies};
+use ondol_catalog::{FrozenLayout, layouts, metrics, policies, transforms};
 use serde_json::{Value, json};
 
 use crate::output::print_json;
@@ -24,6 +24,9 @@ pub(crate) fn run(_: &Args) -> anyhow::Result<ExitCode> {
     let policies = policies()
         .into_iter()
         .map(|policy| json!({ "name": policy.name, "summary": policy.summary }));
+    let transforms = transforms().into_iter().map(|transform| {
+        json!({ "id": transform.id, "name": transform.name, "summary": transform.summary })
+    });
     #[cfg_attr(
         not(feature = "failpoints"),
         expect(unused_mut, reason = "only builds for tests have more")
@@ -32,6 +35,7 @@ pub(crate) fn run(_: &Args) -> anyhow::Result<ExitCode> {
         "layouts": layouts().into_iter().map(layout).collect::<Vec<_>>(),
         "metrics": metrics.collect::<Vec<_>>(),
         "policies": policies.collect::<Vec<_>>(),
+        "transforms": transforms.collect::<Vec<_>>(),
     });
     #[cfg(feature = "failpoints")]
     {

@@ -21,6 +21,17 @@ pub struct Catalogue {
     pub metrics: Vec<Metric>,
     /// The eviction policies.
     pub policies: Vec<Policy>,
+    /// The transforms of what is stored.
+    pub transforms: Vec<Transform>,
+}
+
+/// A transform of what is stored.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Transform {
+    /// What stands for it in storage.
+    pub id: u8,
+    /// Its name.
+    pub name: String,
 }
 
 /// A frozen layout.
@@ -87,6 +98,15 @@ impl Catalogue {
     /// The policies as they are committed: a name a line.
     pub fn policies_text(&self) -> String {
         lines(self.policies.iter().map(|policy| policy.name.clone()))
+    }
+
+    /// The transforms as they are committed: a number and a name a line.
+    pub fn transforms_text(&self) -> String {
+        lines(
+            self.transforms
+                .iter()
+                .map(|transform| format!("{} {}", transform.id, transform.name)),
+        )
     }
 
     /// The layouts as they are committed.

@@ -30,6 +30,8 @@ const API: &str = "plugin-api.contract";
 const LAYOUTS: &str = "layouts.x86_64.json";
 const METRICS: &str = "metrics.txt";
 const POLICIES: &str = "policies.txt";
+const TRANSFORMS: &str = "transforms.txt";
+const PARAMETERS: &str = "parameters.txt";
 const HEADER: &str = "connector-abi.contract";
 const VERSION: &str = "VERSION";
 
@@ -65,6 +67,10 @@ pub enum Step {
     Metrics,
     /// Eviction policies, as the linked binary lists them
     Policies,
+    /// Transforms of what is stored, as the linked binary lists them
+    Transforms,
+    /// Parameters of the storage backends in the linked binary
+    Parameters,
     /// The C header of native connectors
     Header,
     /// Golden vectors of the wire formats
@@ -169,6 +175,25 @@ impl Check<'_> {
                     &text,
                     &format!("{} policies", text.lines().count()),
                     |old, new| Ok(drift::lines("policies", old, new)),
+                )
+            }
+            Step::Transforms => {
+                let text = self.catalogue()?.transforms_text();
+                self.file(
+                    TRANSFORMS,
+                    &text,
+                    &format!("{} transforms", text.lines().count()),
+                    |old, new| Ok(drift::lines("transforms", old, new)),
+                )
+            }
+            Step::Parameters => {
+                let binary = self.build(None, false)?;
+                let text = registry::Listing::of(&binary)?.parameters_text();
+                self.file(
+                    PARAMETERS,
+                    &text,
+                    &format!("{} parameters of backends", text.lines().count()),
+                    |old, new| Ok(drift::lines("parameters", old, new)),
                 )
             }
             Step::Header => self.header(),

@@ -78,8 +78,101 @@ impl Build<'_> {
 pub struct Listing {
     /// The packages that the binary was built for.
     pub expected: Vec<String>,
-    /// The registered plugins.
+    /// The registered handler plugins.
     pub plugins: Vec<Row>,
+    /// The registered storage adapters.
+    pub adapters: Vec<Adapter>,
+    /// The registered native connectors.
+    pub connectors: Vec<Connector>,
+}
+
+/// A registered storage adapter.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Adapter {
+    /// Its type.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// Further types that mean it.
+    pub aliases: Vec<String>,
+    /// The crate that submitted it.
+    pub package: String,
+    /// Whether another one is found by its name.
+    pub shadowed: bool,
+    /// What may be configured.
+    pub parameters: Vec<Parameter>,
+}
+
+/// A registered native connector.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Connector {
+    /// The module of its type.
+    pub module_path: String,
+    /// The name of its type.
+    pub class_name: String,
+    /// The crate that submitted it.
+    pub package: String,
+    /// What may be configured.
+    pub parameters: Vec<Parameter>,
+}
+
+/// A parameter of a storage backend.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Parameter {
+    /// Its name.
+    pub name: String,
+    /// Its default, in words; none if it must be given.
+    pub default: Option<String>,
+}
+
+impl Listing {
+    /// Asks the binary.
+    ///
+    /// # Errors
+    /// A binary that fails or prints something else.
+    pub fn of(binary: &Path) -> Result<Self> {
+        let text = workspace::read(Command::new(binary).args(["plugins", "--json"]))?;
+        serde_json::from_str(&text).context("the output of `ondol plugins --json`")
+    }
+
+    /// What may be configured of each backend, as it is committed: a backend, a parameter, and whether it must be given, a
+    /// line.
+    pub fn parameters_text(&self) -> String {
+        let line = |backend: &str, parameter: &Parameter| {
+            let how = match parameter.default {
+                Some(_) => "optional",
+                None => "required",
+            };
+            format!("{backend} {} {how}\n", parameter.name)
+        };
+        let adapters = self.adapters.iter().flat_map(|adapter| {
+            let names = std::iter::once(&adapter.type_name).chain(&adapter.aliases);
+            names.flat_map(|name| {
+                let parameters = adapter.parameters.iter();
+                parameters.map(move |parameter| line(name, parameter))
+            })
+        });
+        let connectors = self.connectors.iter().flat_map(|connector| {
+            let name = format!("{}::{}", connector.module_path, connector.class_name);
+            let parameters = connector.parameters.iter();
+            parameters.map(move |parameter| line(&name, parameter))
+        });
+        let mut lines: Vec<_> = adapters.chain(connectors).collect();
+        lines.sort();
+        lines.concat()
+    }
+
+    /// How many plugins there are of all kinds.
+    pub fn count(&self) -> usize {
+        self.plugins.len() + self.adapters.len() + self.connectors.len()
+    }
+
+    /// The packages that registered something.
+    fn packages(&self) -> BTreeSet<String> {
+        let plugins = self.plugins.iter().map(|row| &row.package);
+        let adapters = self.adapters.iter().map(|adapter| &adapter.package);
+        let connectors = self.connectors.iter().map(|connector| &connector.package);
+        plugins.chain(adapters).chain(connectors).cloned().collect()
+    }
 }
 
 /// A registered plugin.
@@ -117,7 +210,7 @@ pub fn inspect(binary: &Path, promised: &[String]) -> Result<usize> {
     let listing: Listing =
         serde_json::from_slice(&output.stdout).context("the output of `ondol plugins --json`")?;
     compare(&listing, promised)?;
-    Ok(listing.plugins.len())
+    Ok(listing.count())
 }
 
 /// Compares a listing with the packages promised.
@@ -127,7 +220,7 @@ pub fn inspect(binary: &Path, promised: &[String]) -> Result<usize> {
 pub fn compare(listing: &Listing, promised: &[String]) -> Result<()> {
     let sorted = |names: &mut dyn Iterator<Item = &String>| names.cloned().collect::<BTreeSet<_>>();
     let promised = sorted(&mut promised.iter());
-    let found = sorted(&mut listing.plugins.iter().map(|row| &row.package));
+    let found = listing.packages();
     let expected = sorted(&mut listing.expected.iter());
     let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(", ");
     if found != promised {
@@ -154,6 +247,13 @@ pub fn compare(listing: &Listing, promised: &[String]) -> Result<()> {
             );
         }
     }
+    if let Some(adapter) = listing.adapters.iter().find(|adapter| adapter.shadowed) {
+        bail!(
+            "two storage adapters go by the type `{}`, one of them in package {}: that one is never used",
+            adapter.type_name,
+            adapter.package
+        );
+    }
     Ok(())
 }
 
@@ -170,7 +270,46 @@ mod tests {
         Listing {
             expected: expected.iter().map(|name| (*name).to_owned()).collect(),
             plugins: plugins.iter().map(row).collect(),
+            adapters: Vec::new(),
+            connectors: Vec::new(),
         }
+    }
+
+    fn adapter(package: &str, shadowed: bool) -> Adapter {
+        let parameter = |name: &str, default: Option<&str>| Parameter {
+            name: name.to_owned(),
+            default: default.map(str::to_owned),
+        };
+        Adapter {
+            type_name: "disk".to_owned(),
+            aliases: vec!["disk_native".to_owned()],
+            package: package.to_owned(),
+            shadowed,
+            parameters: vec![parameter("path", None), parameter("fsync", Some("none"))],
+        }
+    }
+
+    #[test]
+    fn a_storage_backend_is_a_plugin_that_must_not_be_lost_either() {
+        let promised = ["l2-disk".to_owned()];
+        let mut listing = listing(&["l2-disk"], &[]);
+        compare(&listing, &promised).unwrap_err();
+        listing.adapters.push(adapter("l2-disk", false));
+        compare(&listing, &promised).unwrap();
+        assert_eq!(listing.count(), 1);
+        listing.adapters.push(adapter("l2-disk", true));
+        let error = compare(&listing, &promised).unwrap_err().to_string();
+        assert!(error.contains("`disk`"), "{error}");
+    }
+
+    #[test]
+    fn each_name_of_a_backend_has_its_parameters() {
+        let mut listing = listing(&[], &[]);
+        listing.adapters.push(adapter("l2-disk", false));
+        assert_eq!(
+            listing.parameters_text(),
+            "disk fsync optional\ndisk path required\ndisk_native fsync optional\ndisk_native path required\n"
+        );
     }
 
     #[test]
