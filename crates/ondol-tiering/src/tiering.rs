@@ -21,6 +21,7 @@ use crate::{Memory, Prefetch, PrefetchRequest, Quotas, TieringConfig, object_key
 
 /// The storage tier: backends and the controllers that move objects.
 pub struct Tiering {
+    memory: Arc<Memory>,
     pub(crate) attached: Arc<AttachedBackends>,
     store: StoreController,
     prefetch: PrefetchController,
