@@ -22,16 +22,20 @@ pub(crate) fn salted(n: u32, salt: &str) -> ObjectKey {
     ObjectKey::new("org/model", KvRank(0x0100_0100), 0, n.to_be_bytes(), salt).unwrap()
 }
 
-/// Bytes that no other number has.
+/// Bytes that no other number has, and of which no two blocks are the same.
 pub(crate) fn bytes(n: u32, len: usize) -> Vec<u8> {
-    let mut state = u64::from(n) << 32 | len as u64 | 1;
-    let mut next = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    (0..len).map(|_| next()).collect()
+    const BLOCK: usize = 512;
+    let seed = n.wrapping_mul(2_654_435_761) | 1;
+    let block: Vec<u8> = (0..BLOCK as u32)
+        .map(|at| (seed.wrapping_mul(at + 1) >> 24) as u8)
+        .collect();
+    let mut bytes = block.repeat(len.div_ceil(BLOCK));
+    for (number, block) in bytes.chunks_exact_mut(BLOCK).enumerate() {
+        block[..4].copy_from_slice(&n.to_le_bytes());
+        block[4..8].copy_from_slice(&(number as u32).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
 /// Memory that begins on a boundary, as pages of a pool do.
