@@ -74,6 +74,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "ondol-tiering",
             "ondol-host",
             "ondol-directory",
+            "ondol-protocol",
             "ondol-memory",
             "ondol-shm",
             "ondol-plugin",

@@ -249,10 +249,11 @@ mod tests {
     fn tables_do_not_depend_on_the_linkers_order() {
         let read = |json: &str| serde_json::from_str::<Catalogue>(json).unwrap();
         let one = read(
-            r#"{"layouts":[],"metrics":[{"name":"b","kind":"Gauge","help":""},{"name":"a","kind":"counter","help":""}],"policies":[{"name":"s3fifo","summary":""},{"name":"lru","summary":""}]}"#,
+            r#"{"layouts":[],"metrics":[{"name":"b","kind":"Gauge","help":""},{"name":"a","kind":"counter","help":""}],"policies":[{"name":"s3fifo","summary":""},{"name":"lru","summary":""}],"transforms":[{"id":2,"name":"zstd","summary":""},{"id":1,"name":"lz4","summary":""}]}"#,
         );
         assert_eq!(one.metrics_text(), "counter a\ngauge b\n");
         assert_eq!(one.policies_text(), "lru\ns3fifo\n");
+        assert_eq!(one.transforms_text(), "1 lz4\n2 zstd\n");
         assert_eq!(one.layouts_text().unwrap(), "[]\n");
     }
 }
