@@ -15,6 +15,8 @@ use crate::guarded;
 
 /// How many adapters may wrap one another.
 const MOST_NESTED: usize = 8;
+/// `affinity_tag` of the pool.
+const ONLY_TIER: &str = "_default";
 /// How long backends may take to close when another one does not open.
 const CLOSE_AGAIN: Duration = Duration::from_secs(5);
 
@@ -153,6 +155,13 @@ impl L2Registry {
     ) -> Result<Vec<Arc<Backend>>, OpenError> {
         let mut backends: Vec<Arc<Backend>> = Vec::with_capacity(specs.len());
         for (index, spec) in specs.iter().enumerate() {
+            if spec.affinity_tag != ONLY_TIER {
+                tracing::warn!(
+                    type_name = spec.type_name,
+                    affinity_tag = spec.affinity_tag,
+                    "there is one memory tier, {ONLY_TIER}, and objects are loaded into that"
+                );
+            }
             match self.open(spec, index, mappings, options.clone()) {
                 Ok(backend) => {
                     tracing::info!(backend = backend.name(), "storage backend opened");
