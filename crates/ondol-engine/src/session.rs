@@ -246,10 +246,12 @@ impl ControlPlane for Session {
     }
 
     fn delete(&self, keys: &[Key]) -> Result<Vec<DeleteOutcome>, ControlError> {
-        self.engine
-            .directory()
-            .delete(keys)
-            .map_err(self.explain(0))
+        let directory = self.engine.directory();
+        let from_memory = || directory.delete(keys).map_err(self.explain(0));
+        match self.engine.tier() {
+            Some(tier) => tier.delete(keys, from_memory)?,
+            None => from_memory(),
+        }
     }
 
     fn list(&self, after: Option<&Key>, limit: u32) -> Result<Listing, ControlError> {

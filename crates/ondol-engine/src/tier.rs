@@ -8,7 +8,7 @@ use ondol_directory::{CommitListener, Directory};
 use ondol_host::l2::{Backend, BackendHealth};
 use ondol_memory::Device;
 use ondol_plugin::Key;
-use ondol_protocol::{ClientId, Prefetch, Retrieved};
+use ondol_protocol::{ClientId, ControlError, Prefetch, Retrieved};
 use ondol_shm::Location;
 use ondol_tiering::{
     FetchPolicy, MakeDurable, Memory, PrefetchReport, PrefetchRequest, Quotas, Row, Tiering,
@@ -22,6 +22,8 @@ use crate::sync::sync_bytes;
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// How long a promotion may take that nobody waits for.
 const PROMOTION_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a delete waits for storage that still reads what is to be deleted.
+const DELETE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The part of the pool that objects may fill which were brought ahead of need and wait for their reader.
 const PROMISED_PART: u64 = 8;
 
@@ -224,6 +226,17 @@ impl Tier {
         for report in brought.reports {
             self.promises.keep(report);
         }
+    }
+
+    /// Deletes objects, from memory by `from_memory`, and from storage.
+    pub(crate) fn delete<R>(
+        &self,
+        keys: &[Key],
+        from_memory: impl FnOnce() -> R,
+    ) -> Result<R, ControlError> {
+        let until = Instant::now() + DELETE_TIMEOUT;
+        let deleted = self.tiering.delete(keys, until, from_memory);
+        deleted.map_err(|error| ControlError::Failed(error.to_string()))
     }
 
     /// The storage backend that a server without would not have started, and that is not called any more; why.

@@ -253,6 +253,66 @@ fn a_prefetch_brings_objects_that_are_kept_until_their_reader_comes() {
 }
 
 #[test]
+fn what_was_deleted_does_not_come_back_from_storage_nor_as_what_it_was() {
+    let disk = Disk::default();
+    let engine = volatile(on(&disk));
+    let handler = client(&engine);
+    overflow(&engine, &handler, 4);
+    for number in [1, 1079] {
+        // One that is in storage only, and one that is in memory, too.
+        handler.delete(&key(number)).unwrap();
+        assert!(
+            handler
+                .retrieve_within(&key(number), LONG)
+                .unwrap()
+                .is_none()
+        );
+    }
+    let mut page = handler.alloc(LEN).unwrap();
+    page.fill(0xAB);
+    assert_eq!(handler.store(&key(1), page).unwrap(), Stored::New);
+    eventually("the store", || stored(&engine) == 83);
+    for number in 3000..3080 {
+        put(&handler, number);
+    }
+    assert!(!handler.exists(&key(1)).unwrap());
+    let object = handler.retrieve_within(&key(1), LONG).unwrap().unwrap();
+    assert!(object.iter().all(|byte| *byte == 0xAB));
+}
+
+#[test]
+fn a_delete_is_not_answered_while_storage_may_still_give_the_object_back() {
+    let manual = ManualAdapter::new().unwrap();
+    let engine = volatile(storage({
+        let manual = manual.clone();
+        move || manual.clone()
+    }));
+    let handler = client(&engine);
+    put(&handler, 1);
+    let store = manual.next_store();
+    let bytes = store.batch[0].object.to_vec();
+    store.succeed();
+    for number in 1000..1080 {
+        put(&handler, number);
+    }
+    assert!(!handler.exists(&key(1)).unwrap());
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| handler.retrieve_within(&key(1), LONG));
+        manual.next_lookup().find(|_| Some(bytes.len() as u64));
+        let load = manual.next_load();
+        let deleter = scope.spawn(|| handler.delete(&key(1)));
+        // The load comes, whole, while the object is being deleted.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!deleter.is_finished(), "the load still reads it");
+        load.fill(|_| Some(bytes.clone()));
+        assert!(deleter.join().unwrap().is_ok());
+        assert!(!handler.exists(&key(1)).unwrap());
+        assert_eq!(manual.deleted().len(), 1);
+        assert!(reader.join().unwrap().unwrap().is_none());
+    });
+}
+
+#[test]
 fn a_restart_in_the_middle_loses_nothing_that_memory_or_storage_had() {
     let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     std::fs::create_dir(root.path().join("pool")).unwrap();

@@ -93,8 +93,8 @@ pub trait ControlPlane: Send + Sync + fmt::Debug {
     /// [`ControlError`].
     fn unpin(&self, pins: &[Pin]) -> Result<Vec<PinOutcome>, ControlError>;
 
-    /// Removes objects. One that is leased is gone for every later reader and stays readable for those that
-    /// hold it; one that is pinned stays.
+    /// Removes objects, from storage as well. One that is leased is gone for every later reader and stays readable for those
+    /// that hold it; one that is pinned stays.
     ///
     /// # Errors
     /// [`ControlError`].
