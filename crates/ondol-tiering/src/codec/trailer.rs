@@ -189,10 +189,7 @@ impl Trailer {
         if tail.is_empty() {
             return Some("it is empty, and has no trailer");
         }
-        let has_mark = tail
-            .windows(HEAD.len())
-            .any(|bytes| bytes == HEAD || bytes == END);
-        if has_mark {
+        if has_mark(&tail) {
             return Some("its trailer is damaged, cut off or not at the end");
         }
         // As a file system leaves a file whose end had not been written when the power failed.
@@ -204,6 +201,26 @@ impl Trailer {
         }
         None
     }
+}
+
+/// Whether one of our marks is among these bytes. They are looked at for every file without a trailer, so blocks without the first
+/// two letters, which both marks share, are passed by quickly.
+fn has_mark(bytes: &[u8]) -> bool {
+    const BLOCK: usize = 64;
+    let may_begin = |block: &[u8], next: &[u8]| {
+        let pairs = block.iter().zip(next);
+        pairs.fold(false, |any, (first, second)| {
+            any | ((*first == HEAD[0]) & (*second == HEAD[1]))
+        })
+    };
+    let places = (bytes.len() + 1).saturating_sub(HEAD.len());
+    (0..places).step_by(BLOCK).any(|at| {
+        let end = (at + BLOCK).min(places);
+        may_begin(&bytes[at..end], &bytes[at + 1..=end])
+            && bytes[at..end + HEAD.len() - 1]
+                .windows(HEAD.len())
+                .any(|bytes| bytes == HEAD || bytes == END)
+    })
 }
 
 /// Takes fields of constant length from the front of bytes that are long enough.
@@ -220,5 +237,25 @@ impl Fields<'_> {
 
     fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.take())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_found_wherever_it_stands() {
+        for len in [0, 7, 8, 63, 64, 71, 72, 200] {
+            let plain = vec![b'O'; len];
+            assert!(!has_mark(&plain), "{len}");
+            for mark in [HEAD, END] {
+                for at in 0..(len + 1).saturating_sub(mark.len()) {
+                    let mut bytes = plain.clone();
+                    bytes[at..at + mark.len()].copy_from_slice(&mark);
+                    assert!(has_mark(&bytes), "{len} {at}");
+                }
+            }
+        }
     }
 }
