@@ -250,14 +250,20 @@ impl FromStr for ObjectKey {
             found: text.to_owned(),
             reason,
         };
-        let parts: Vec<_> = text.split('@').collect();
-        let (model, rank, group, hash, salt) = match parts[..] {
-            [model, rank, group, hash] => (model, rank, group, hash, ""),
-            [model, rank, group, hash, salt] if !salt.is_empty() => {
-                (model, rank, group, hash, salt)
-            }
-            _ => return Err(malformed("it has not four or five parts")),
-        };
+        let mut parts = text.split('@');
+        let mut next = || parts.next();
+        let (model, rank, group, hash, salt) =
+            match (next(), next(), next(), next(), next(), next()) {
+                (Some(model), Some(rank), Some(group), Some(hash), None, None) => {
+                    (model, rank, group, hash, "")
+                }
+                (Some(model), Some(rank), Some(group), Some(hash), Some(salt), None)
+                    if !salt.is_empty() =>
+                {
+                    (model, rank, group, hash, salt)
+                }
+                _ => return Err(malformed("it has not four or five parts")),
+            };
         let is_hex = |text: &str| {
             !text.is_empty()
                 && text
@@ -282,11 +288,15 @@ impl FromStr for ObjectKey {
                 "the hash is not pairs of lower-case hexadecimal digits",
             ));
         }
-        let hash: Result<Vec<u8>, _> = (0..hash.len())
-            .step_by(2)
-            .map(|at| u8::from_str_radix(&hash[at..at + 2], 16))
+        // The digits were checked.
+        let value = |digit: u8| match digit {
+            b'0'..=b'9' => digit - b'0',
+            _ => digit - b'a' + 10,
+        };
+        let pairs = hash.as_bytes().chunks_exact(2);
+        let hash: Vec<u8> = pairs
+            .map(|pair| value(pair[0]) << 4 | value(pair[1]))
             .collect();
-        let hash = hash.map_err(|_| malformed("the hash is no number"))?;
         Self::new(model, KvRank(rank), group, hash, salt)
     }
 }
