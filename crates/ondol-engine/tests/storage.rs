@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use ondol_engine::{Engine, EngineConfig, EngineError, L2Config, Persistence};
+use ondol_engine::{Durability, Engine, EngineConfig, EngineError, L2Config, Persistence};
 use ondol_handler::{Handler, HandlerConfig, Plugins, Stored};
 use ondol_host::l2::{AdapterSpec, Backend, LaneOptions};
 use ondol_plugin::Key;
@@ -101,9 +101,15 @@ fn volatile(l2: L2Config) -> Arc<Engine> {
 }
 
 fn kept(root: &Path, l2: L2Config) -> Arc<Engine> {
+    kept_with(root, l2, Durability::None)
+}
+
+fn kept_with(root: &Path, l2: L2Config, durability: Durability) -> Arc<Engine> {
     let uri = format!("dir:{}?size=4MiB&region=2MiB", root.join("pool").display());
     let mut config = EngineConfig::new([uri.parse().unwrap()]);
-    config.persistence = Some(Persistence::new(root.join("state")));
+    let mut persistence = Persistence::new(root.join("state"));
+    persistence.durability = durability;
+    config.persistence = Some(persistence);
     config.l2 = Some(l2);
     Engine::open(config).unwrap()
 }
@@ -314,18 +320,27 @@ fn a_delete_is_not_answered_while_storage_may_still_give_the_object_back() {
 
 #[test]
 fn a_restart_in_the_middle_loses_nothing_that_memory_or_storage_had() {
+    restart_in_the_middle(Durability::None);
+}
+
+#[test]
+fn nor_where_every_byte_is_made_durable_first() {
+    restart_in_the_middle(Durability::Fsync);
+}
+
+fn restart_in_the_middle(durability: Durability) {
     let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     std::fs::create_dir(root.path().join("pool")).unwrap();
     std::fs::create_dir(root.path().join("state")).unwrap();
     let disk = Disk::default();
     {
-        let engine = kept(root.path(), on(&disk));
+        let engine = kept_with(root.path(), on(&disk), durability);
         let handler = client(&engine);
         overflow(&engine, &handler, 10);
         handler.close();
         engine.close().unwrap();
     }
-    let engine = kept(root.path(), on(&disk));
+    let engine = kept_with(root.path(), on(&disk), durability);
     assert!(engine.restart().warm);
     let handler = client(&engine);
     let keys: Vec<_> = (0..10).map(key).collect();
