@@ -236,6 +236,19 @@ fn descriptors_that_are_not_distinct_are_refused_by_name() {
 }
 
 #[test]
+fn an_adapter_that_does_not_show_its_descriptors_is_not_started() {
+    for (mishap, options) in [(Mishap::Hang, quick_to_judge()), (Mishap::Panic, options())] {
+        let rogue = Rogue::new();
+        rogue.set(Where::EventFds, mishap);
+        let error = start(rogue.clone(), options).unwrap_err();
+        assert!(error.to_string().contains("event_fds"), "{error}");
+        // One that panicked is not called again.
+        assert_eq!(rogue.manual.is_closed(), mishap == Mishap::Hang);
+        rogue.release();
+    }
+}
+
+#[test]
 fn descriptors_can_be_claimed_again_once_their_backend_is_closed() {
     let rogue = Rogue::new();
     let (backend, _) = l2::backend_of(rogue.clone(), options());

@@ -1,5 +1,6 @@
 //! Storage backends: which are linked in, what a configuration means, and the lane that each one runs behind.
 
+mod describe;
 mod lane;
 mod open;
 mod registry;

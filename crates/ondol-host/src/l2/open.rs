@@ -8,6 +8,7 @@ use ondol_connector::{Bridge, BridgeOptions, Table};
 use ondol_plugin::l2::{L1Mapping, L2Adapter, OpenContext};
 use serde_json::{Map, Value};
 
+use super::describe::describe;
 use super::registry::Linked;
 use super::resolve::{self, Connector, Resolved};
 use super::{AdapterSpec, Backend, L2Registry, LaneOptions, SpecError};
@@ -269,7 +270,7 @@ impl Opening<'_> {
 
 /// Runs foreign code; its error is formatted and dropped under the guard.
 fn foreign<R>(open: impl FnOnce() -> anyhow::Result<R>) -> Result<R, Cause> {
-    let opened = guarded(|| open().map_err(|error| format!("{error:#}")));
+    let opened = guarded(|| open().map_err(describe));
     opened
         .unwrap_or_else(|panicked| Err(panicked.to_string()))
         .map_err(Cause::Failed)

@@ -84,6 +84,7 @@ impl<T: Send + 'static> Answer<T> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Where {
+    EventFds,
     SubmitStore,
     SubmitLookup,
     SubmitLoad,
@@ -228,7 +229,7 @@ impl Drop for Guest {
 
 impl L2Adapter for Guest {
     fn event_fds(&self) -> EventFds<'_> {
-        let proper = self.0.manual.event_fds();
+        let proper = self.0.enter(Where::EventFds).event_fds();
         match self.0.descriptors {
             Descriptors::Proper => proper,
             Descriptors::One => EventFds {

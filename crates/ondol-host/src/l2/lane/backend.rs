@@ -12,7 +12,7 @@ use ondol_plugin::l2::{
 use parking_lot::{Condvar, Mutex};
 
 use super::descriptors::Claim;
-use super::guest::{Guest, describe};
+use super::guest::Guest;
 use super::helpers::{Failure, Figure, Helpers};
 use super::ledger::{Command, Done, Ledger, Payload, Stage};
 use super::runner::{self, Lane};
@@ -20,6 +20,7 @@ use super::shared::{CallMark, Shared};
 use super::{BackendHealth, BackendStatus, LaneCounts, LaneOptions, TaskError, watchdog};
 use crate::guarded;
 use crate::l2::AdapterSpec;
+use crate::l2::describe::describe;
 
 /// How much longer than its deadline a close waits, so that an adapter that uses all of it is heard.
 const CLOSE_SLACK: Duration = Duration::from_millis(500);

@@ -9,10 +9,11 @@ use ondol_plugin::l2::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::TaskError;
-use super::guest::{Guest, describe};
+use super::guest::Guest;
 use super::ledger::{Command, Done, Kind, Ledger, Payload, Stage, Task, answer};
 use super::shared::{Method, Shared};
 use crate::Panicked;
+use crate::l2::describe::describe;
 
 /// Batches that are submitted before the descriptors are looked at again.
 const BURST: usize = 16;
@@ -26,7 +27,6 @@ pub(super) struct Lane<'a> {
     signals: [Signal<'a>; 3],
     next_sweep: Instant,
     calls: u64,
-    has_panicked: bool,
     /// Room for the tasks that are asked for, used again and again.
     asked: Vec<TaskId>,
 }
@@ -66,7 +66,6 @@ impl<'a> Lane<'a> {
             .map(signal),
             next_sweep: Instant::now() + shared.options.sweep_every,
             calls: 0,
-            has_panicked: false,
             asked: Vec::new(),
         }
     }
@@ -118,9 +117,6 @@ impl<'a> Lane<'a> {
 
     /// Calls the adapter; a panic ends its use, and gives `None`.
     fn call<R>(&mut self, method: Method, call: impl FnOnce(&dyn L2Adapter) -> R) -> Option<R> {
-        if self.has_panicked {
-            return None;
-        }
         self.calls += 1;
         self.shared.call.enter(self.calls, method);
         let outcome = self.guest.call(call);
@@ -131,8 +127,7 @@ impl<'a> Lane<'a> {
     }
 
     #[cold]
-    fn panicked(&mut self, method: Method, panicked: &Panicked) {
-        self.has_panicked = true;
+    fn panicked(&self, method: Method, panicked: &Panicked) {
         let reason = format!("{} {panicked}", method.name());
         self.shared.quarantine(reason, true);
     }
