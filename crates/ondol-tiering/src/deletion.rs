@@ -9,9 +9,28 @@ use ondol_plugin::l2::ObjectKey;
 
 use crate::attached::Attached;
 use crate::error::TieringError;
+use crate::store::BarredStores;
 
 /// Readers soon let go of their locks; so long a pause at most.
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Waits until a backend stores none of the objects that are being deleted any more.
+///
+/// # Errors
+/// [`TieringError::NotDeleted`]: what is still stored would come after the delete.
+pub(crate) fn wait_for_stores(
+    stores: &BarredStores,
+    attached: &Attached,
+    until: Instant,
+) -> Result<(), TieringError> {
+    if stores.wait(attached, until) {
+        return Ok(());
+    }
+    Err(TieringError::NotDeleted {
+        backend: attached.backend.name().to_owned(),
+        reason: "a store of it has not ended".to_owned(),
+    })
+}
 
 /// Deletes these objects in a backend, and waits, until `until`, for those that are still being read. A backend that is out of
 /// use is left out: it serves nothing any more.

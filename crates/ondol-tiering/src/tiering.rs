@@ -11,8 +11,8 @@ use ondol_protocol::{BackendStats, L2Stats};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::attached::AttachedBackends;
-use crate::deletion::delete_in;
+use crate::attached::{Attached, AttachedBackends};
+use crate::deletion::{delete_in, wait_for_stores};
 use crate::error::TieringError;
 use crate::evict::EvictController;
 use crate::prefetch::PrefetchController;
@@ -145,7 +145,8 @@ impl Tiering {
     }
 
     /// Deletes objects: from memory, which `from_memory` does, and then in every backend. Loads that are under way do not bring
-    /// them back. Waits until `until` for backends that still read them.
+    /// them back, nor do stores. Waits until `until` for backends that still read or store them. What is committed anew is stored
+    /// anew.
     ///
     /// # Errors
     /// [`TieringError::NotDeleted`]; then the object may come back, and is to be deleted again.
@@ -155,21 +156,26 @@ impl Tiering {
         until: Instant,
         from_memory: impl FnOnce() -> R,
     ) -> Result<R, TieringError> {
-        let backends = self.attached.active();
-        if backends.is_empty() {
+        if self.attached.active().is_empty() {
             return Ok(from_memory());
         }
         // First, so that nothing is admitted behind the back of who deletes it.
         let barred = self.prefetch.bar(keys);
         let done = from_memory();
+        // Afterwards, so that who begins to store from here on finds nothing in memory.
+        let stores = self.store.bar(keys);
         let names: Vec<_> = keys.iter().map(object_key).collect();
         // Each of them is tried, whatever becomes of the others.
-        let results: Vec<_> = backends
-            .iter()
-            .map(|attached| delete_in(attached, names.clone(), until))
-            .collect();
+        let delete = |attached: &Arc<Attached>| {
+            let settled = wait_for_stores(&stores, attached, until);
+            let deleted = delete_in(attached, names.clone(), until);
+            settled.and(deleted)
+        };
+        let results: Vec<_> = self.attached.active().iter().map(delete).collect();
         // What was stored anew meanwhile may have been marked by what was there before.
         self.memory.mark_unstored(keys);
+        drop(stores);
+        self.store.offer_unstored(keys);
         drop(barred);
         results.into_iter().collect::<Result<(), _>>()?;
         Ok(done)

@@ -56,6 +56,11 @@ impl InFlight {
         self.batches.remove(&number)
     }
 
+    /// The objects of all batches.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.batches.values().flat_map(|batch| &batch.keys)
+    }
+
     pub(super) fn len(&self) -> usize {
         self.batches.len()
     }

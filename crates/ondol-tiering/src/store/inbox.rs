@@ -6,6 +6,7 @@ use ondol_plugin::Key;
 use ondol_plugin::l2::{LookupResult, StoreResult};
 use parking_lot::{Condvar, Mutex};
 
+use super::barred::Bar;
 use super::walk::STEP_KEYS;
 use crate::StoreOverflow;
 
@@ -48,6 +49,10 @@ struct State {
     /// Objects that wait elsewhere and count as well.
     elsewhere: usize,
     finished: Vec<Finished>,
+    /// What it is to hear of deletes, in their order.
+    bars: Vec<Bar>,
+    /// The thread has ended and hears nothing any more.
+    ended: bool,
     /// Whether the walk is to find objects that are not waiting here.
     walk_wanted: bool,
     order: Order,
@@ -84,6 +89,7 @@ pub(super) struct For {
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) finished: Vec<Finished>,
+    pub(super) bars: Vec<Bar>,
     pub(super) batch: Vec<Waiting>,
     pub(super) order: Order,
 }
@@ -199,6 +205,24 @@ impl Inbox {
         self.unlock(state, wakes);
     }
 
+    /// Tells the thread of a delete. If it has ended, nobody answers.
+    pub(super) fn bar(&self, bar: Bar) {
+        let mut state = self.state.lock();
+        if state.ended {
+            return;
+        }
+        state.bars.push(bar);
+        let wakes = state.sleeps_for.is_some();
+        self.unlock(state, wakes);
+    }
+
+    /// The thread has ended.
+    pub(super) fn end(&self) {
+        let mut state = self.state.lock();
+        state.ended = true;
+        state.bars.clear();
+    }
+
     /// Whether the walk is to begin, which it then does.
     pub(super) fn take_walk(&self) -> bool {
         std::mem::take(&mut self.state.lock().walk_wanted)
@@ -244,6 +268,7 @@ impl Inbox {
         state.elsewhere = elsewhere;
         loop {
             let has_work = !state.finished.is_empty()
+                || !state.bars.is_empty()
                 || (can.objects > 0 && can.fits(state.waiting.front()))
                 || (can.walk && state.walk_wanted)
                 || state.order != heard;
@@ -265,6 +290,7 @@ impl Inbox {
         }
         let mut work = Work {
             finished: std::mem::take(&mut state.finished),
+            bars: std::mem::take(&mut state.bars),
             order: state.order,
             ..Work::default()
         };

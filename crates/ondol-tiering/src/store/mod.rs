@@ -4,6 +4,7 @@
 //! What waits is a key: an object is leased only when it is handed to the backend, for as long as that may read it.
 
 mod admission;
+mod barred;
 mod batch;
 mod breaker;
 mod inbox;
@@ -26,6 +27,7 @@ use crate::metrics::{AdmissionCounters, StoreCounters};
 use crate::{Memory, StorePolicy, TieringConfig};
 
 use admission::{Admission, Use};
+pub(crate) use barred::BarredStores;
 use inbox::{Inbox, Order};
 use settle::Outstanding;
 use thread::StoreThread;
@@ -113,8 +115,10 @@ impl StoreController {
             Arc::clone(&inbox),
             Arc::clone(&shown),
         );
+        // Held while the thread starts, so that who does not see the lane knows that it has begun nothing.
+        let mut lanes = self.0.lanes.write();
         let ended = latch::spawn("ondol-l2-store", move || thread.run())?;
-        self.0.lanes.write().push(Lane {
+        lanes.push(Lane {
             backend,
             inbox,
             shown,
@@ -154,6 +158,26 @@ impl StoreController {
             .collect();
         if !admitted.is_empty() {
             self.0.offer(&self.0.with_lengths(admitted));
+        }
+    }
+
+    /// Keeps objects that were deleted from memory from being stored, for as long as the guard lives. What is on its way to a
+    /// backend is to be waited for.
+    pub(crate) fn bar(&self, keys: &[Key]) -> BarredStores {
+        BarredStores::new(&self.0.lanes.read(), keys)
+    }
+
+    /// Queues those of these objects that memory has and that are not stored.
+    pub(crate) fn offer_unstored(&self, keys: &[Key]) {
+        let unstored = self.0.memory.unstored(keys);
+        let admission = self.0.admission.as_ref();
+        let keys = unstored.gather(keys).into_iter();
+        let keys: Vec<_> = keys
+            .filter(|key| admission.is_none_or(|it| it.is_admitted(key)))
+            .cloned()
+            .collect();
+        if !keys.is_empty() {
+            self.0.offer(&self.0.with_lengths(keys));
         }
     }
 

@@ -63,6 +63,15 @@ impl Retries {
         self.heap.pop().map(|Reverse(due)| due.waiting)
     }
 
+    /// Takes out those that `goes` says.
+    pub(super) fn take(&mut self, goes: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
+        let due = std::mem::take(&mut self.heap).into_vec();
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            due.into_iter().partition(|Reverse(due)| goes(&due.waiting));
+        self.heap = kept.into();
+        gone.into_iter().map(|Reverse(due)| due.waiting).collect()
+    }
+
     /// When the next one's time comes.
     pub(super) fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse(due)| due.at)

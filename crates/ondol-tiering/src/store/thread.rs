@@ -8,6 +8,7 @@ use ondol_host::l2::TaskError;
 use ondol_plugin::Key;
 use ondol_plugin::l2::{LookupResult, StoreItem, StoreResult};
 
+use super::barred::{Bar, BarredKeys};
 use super::batch::{Batch, Captive, InFlight, Submitted};
 use super::breaker::{Breaker, Permit};
 use super::inbox::{Finished, For, Inbox, Order, Waiting};
@@ -45,6 +46,8 @@ pub(super) struct StoreThread {
     leased_bytes: u64,
     /// Keys that are under way, captive or to be tried again: they are not stored a second time meanwhile.
     busy: HashSet<Key, foldhash::fast::RandomState>,
+    /// Objects that are being deleted.
+    barred: BarredKeys,
     walk: Walk,
     /// When to look for objects that were given up, and the pause before.
     look_again: Option<Instant>,
@@ -72,6 +75,7 @@ impl StoreThread {
             captive: Vec::new(),
             leased_bytes: 0,
             busy: HashSet::default(),
+            barred: BarredKeys::default(),
             walk: Walk::default(),
             look_again: None,
             look_pause: Duration::ZERO,
@@ -83,6 +87,7 @@ impl StoreThread {
         loop {
             let now = Instant::now();
             self.free_captives();
+            self.answer_bars();
             if self.look_again.take_if(|at| *at <= now).is_some() {
                 self.inbox.want_walk();
             }
@@ -107,6 +112,9 @@ impl StoreThread {
             order = work.order;
             for finished in work.finished {
                 self.finished(finished);
+            }
+            for bar in work.bars {
+                self.hear(bar);
             }
             match order {
                 Order::Stop => break,
@@ -203,6 +211,43 @@ impl StoreThread {
         self.is_idle() && (hopeless || (nothing_waits && self.inbox.is_empty()))
     }
 
+    /// Hears of a delete: what is to be tried again is let go.
+    fn hear(&mut self, bar: Bar) {
+        let closes = matches!(bar, Bar::Close { .. });
+        self.barred.hear(bar);
+        if !closes {
+            return;
+        }
+        let is_barred = |waiting: &Waiting| self.barred.contains(&waiting.key);
+        let ready = std::mem::take(&mut self.ready);
+        let (gone, ready): (Vec<_>, Vec<_>) = ready.into_iter().partition(is_barred);
+        self.ready = ready.into();
+        let gone = gone.into_iter().chain(self.retries.take(is_barred));
+        let gone: Vec<_> = gone.map(|waiting| waiting.key).collect();
+        self.let_go(&gone);
+    }
+
+    /// Tells those who delete objects once none of them is read any more.
+    fn answer_bars(&mut self) {
+        let Self {
+            barred,
+            in_flight,
+            captive,
+            ..
+        } = self;
+        let captive = captive.iter().map(|captive| &captive.waiting.key);
+        barred.answer(|| in_flight.keys().chain(captive));
+    }
+
+    /// Lets go of objects that are being deleted; gives the others.
+    fn without_barred(&mut self, waiting: Vec<Waiting>) -> Vec<Waiting> {
+        let is_barred = |waiting: &Waiting| self.barred.contains(&waiting.key);
+        let (barred, waiting): (Vec<_>, _) = waiting.into_iter().partition(is_barred);
+        let barred: Vec<_> = barred.into_iter().map(|waiting| waiting.key).collect();
+        self.let_go(&barred);
+        waiting
+    }
+
     /// Leases objects, makes them ready and hands them to the backend.
     fn submit(&mut self, waiting: Vec<Waiting>) {
         let fresh = |waiting: &Waiting| waiting.attempts == 0;
@@ -210,6 +255,7 @@ impl StoreThread {
             .into_iter()
             .partition(|it| !fresh(it) || self.busy.insert(it.key.clone()));
         self.shared.settle(twice.iter().map(|it| &it.key));
+        let waiting = self.without_barred(waiting);
         if waiting.is_empty() {
             return;
         }
@@ -420,6 +466,9 @@ impl StoreThread {
             ..
         } = captive;
         self.leased_bytes -= waiting.len;
+        if self.barred.contains(&waiting.key) {
+            return self.let_go(&[waiting.key]);
+        }
         let tries = self.shared.config.store_retries;
         // One object that cannot be stored must not condemn the others of its batch.
         let again = if retryable {
@@ -564,8 +613,9 @@ impl StoreThread {
                     .partition(|(at, _)| found.test(*at));
                 let found: Vec<_> = found.into_iter().map(|(_, (key, _))| key).collect();
                 if !found.is_empty() {
-                    self.attached.backend.unlock(found_names);
+                    // Before it can be deleted there, which the lock forbids.
                     self.mark_stored(&found);
+                    self.attached.backend.unlock(found_names);
                     self.shown.counters.walk_found.add(found.len() as u64);
                     self.shared.settle(found.iter());
                 }
@@ -601,5 +651,12 @@ impl StoreThread {
             outstanding.done(left.iter().map(|(key, _)| key));
         }
         self.walk.put_back(left.to_vec());
+    }
+}
+
+/// Who waits for its stores learns that nobody hears of them any more.
+impl Drop for StoreThread {
+    fn drop(&mut self) {
+        self.inbox.end();
     }
 }

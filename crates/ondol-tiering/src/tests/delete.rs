@@ -1,17 +1,21 @@
 //! What clients delete.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ondol_plugin::l2::StoreResult;
 use ondol_shm::ObjectMeta;
-use ondol_testkit::l2::ManualAdapter;
+use ondol_testkit::l2::{HeldStore, ManualAdapter};
 
 use super::shelf::Shelf;
 use super::{
-    WATCHDOG, backend, bytes, commit, config, count, key, l1, shelf_backend, start, until,
+    LEN, WATCHDOG, backend, bytes, commit, config, count, key, l1, shelf_backend, start, until,
 };
 use crate::codec::Codec;
+use crate::memory::testing::L1;
 use crate::{
-    FetchPolicy, Leased, Prefetch, PrefetchRequest, Row, Tiering, TieringError, object_key,
+    FetchPolicy, Leased, Prefetch, PrefetchRequest, Row, Tiering, TieringConfig, TieringError,
+    object_key,
 };
 
 fn ask(tiering: &Tiering, number: u64) -> Prefetch {
@@ -83,4 +87,138 @@ fn a_load_that_was_under_way_does_not_bring_back_what_is_deleted() {
     assert!(!l1.has(&key(7)));
     assert_eq!(count(&tiering, "prefetch_loaded"), 0);
     tiering.close(Duration::from_secs(1));
+}
+
+/// A tier over a backend whose stores the test ends.
+fn manual(l1: &L1, config: TieringConfig) -> (Arc<Tiering>, ManualAdapter) {
+    let manual = ManualAdapter::new().unwrap();
+    let backends = vec![backend(manual.clone(), r#"{"type":"manual"}"#)];
+    (start(l1, backends, config), manual)
+}
+
+/// Deletes an object as a client does.
+fn delete(l1: &L1, tiering: &Tiering, number: u64, until: Instant) -> Result<(), TieringError> {
+    let from_memory = || l1.directory.delete(&[key(number)]).expect("it is deleted");
+    tiering.delete(&[key(number)], until, from_memory).map(drop)
+}
+
+fn names(store: &HeldStore) -> Vec<String> {
+    let items = store.batch.iter();
+    items.map(|item| item.key.to_string()).collect()
+}
+
+fn name(number: u64) -> String {
+    object_key(&key(number)).to_string()
+}
+
+#[test]
+fn a_store_that_was_under_way_does_not_bring_back_what_is_deleted() {
+    let l1 = l1();
+    let (tiering, manual) = manual(&l1, config());
+    commit(&l1, &tiering, [1]);
+    let store = manual.next_store();
+    std::thread::scope(|scope| {
+        let deletion = scope.spawn(|| delete(&l1, &tiering, 1, soon()));
+        until("it has left memory", || !l1.has(&key(1)));
+        // Whatever time the delete has, it does not go by the store that is under way.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!deletion.is_finished());
+        assert!(manual.deleted().is_empty());
+        store.succeed();
+        deletion.join().unwrap().unwrap();
+    });
+    assert_eq!(manual.deleted(), [object_key(&key(1))]);
+    // What is committed later is another object.
+    commit(&l1, &tiering, [1]);
+    let again = manual.next_store();
+    assert_eq!(names(&again), [name(1)]);
+    again.succeed();
+    until("it is stored", || super::unstored(&l1, [1]) == 0);
+    tiering.close(WATCHDOG);
+}
+
+#[test]
+fn what_is_committed_during_a_delete_is_stored_after_it() {
+    let l1 = l1();
+    let (tiering, manual) = manual(&l1, config());
+    commit(&l1, &tiering, [1]);
+    let store = manual.next_store();
+    std::thread::scope(|scope| {
+        let deletion = scope.spawn(|| delete(&l1, &tiering, 1, soon()));
+        until("it has left memory", || !l1.has(&key(1)));
+        let newer = vec![0x77; LEN];
+        assert!(l1.put(&key(1), &newer));
+        tiering.committed(&[(key(1), LEN as u64)]);
+        // What is not deleted is stored meanwhile.
+        commit(&l1, &tiering, [2]);
+        let other = manual.next_store();
+        assert_eq!(names(&other), [name(2)]);
+        other.succeed();
+        store.succeed();
+        deletion.join().unwrap().unwrap();
+        assert_eq!(super::unstored(&l1, [1]), 1, "the older one was stored");
+        let again = manual.next_store();
+        assert_eq!(again.batch[0].object.body(), newer);
+        again.succeed();
+    });
+    until("it is stored", || super::unstored(&l1, [1, 2]) == 0);
+    tiering.close(WATCHDOG);
+}
+
+#[test]
+fn what_waits_to_be_stored_or_tried_again_is_not_stored_once_it_is_deleted() {
+    let l1 = l1();
+    let config = TieringConfig {
+        store_in_flight_bytes: 1,
+        store_backoff: Duration::from_secs(20),
+        ..config()
+    };
+    let (tiering, manual) = manual(&l1, config);
+    commit(&l1, &tiering, [0]);
+    let failing = manual.next_store();
+    commit(&l1, &tiering, 1..4);
+    failing.end(StoreResult::retryable("not now"));
+    let first = manual.next_store();
+    assert_eq!(names(&first), [name(1)]);
+    delete(&l1, &tiering, 0, soon()).unwrap();
+    delete(&l1, &tiering, 2, soon()).unwrap();
+    // It is new, and does not wait for the try of the one that is gone.
+    commit(&l1, &tiering, [0]);
+    first.succeed();
+    for number in [3, 0] {
+        let next = manual.next_store();
+        assert_eq!(names(&next), [name(number)]);
+        next.succeed();
+    }
+    until("all is stored", || super::unstored(&l1, 0..4) == 0);
+    tiering.close(WATCHDOG);
+    assert_eq!(manual.waiting(), (0, 0, 0));
+}
+
+#[test]
+fn a_delete_says_so_if_a_store_hangs() {
+    let l1 = l1();
+    let config = TieringConfig {
+        store_timeout: Duration::from_millis(50),
+        ..config()
+    };
+    let (tiering, manual) = manual(&l1, config);
+    commit(&l1, &tiering, [1]);
+    let store = manual.next_store();
+    for timed_out in [0, 1] {
+        until("it is given up on, the second time", || {
+            timed_out == 0 || count(&tiering, "timed_out_store_batches") == 1
+        });
+        let error = delete(&l1, &tiering, 1, Instant::now()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("a store of it has not ended"), "{text}");
+    }
+    // The adapter lets go of it, late.
+    store.succeed();
+    delete(&l1, &tiering, 1, soon()).unwrap();
+    assert_eq!(manual.deleted().last(), Some(&object_key(&key(1))));
+    commit(&l1, &tiering, [1]);
+    manual.next_store().succeed();
+    until("it is stored", || super::unstored(&l1, [1]) == 0);
+    tiering.close(WATCHDOG);
 }

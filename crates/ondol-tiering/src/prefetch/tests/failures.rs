@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use ondol_plugin::l2::{LoadOutcome, LoadResult, LookupResult};
+use ondol_plugin::l2::{LoadOutcome, LoadResult, LookupResult, WorkerAdapter};
 use ondol_plugin::{Key, KeyTag};
+use ondol_testkit::l2::MapBackend;
 use serde_json::json;
 
 use super::rig::*;
@@ -288,29 +289,27 @@ fn a_lookup_and_a_load_that_hang_are_misses() {
 #[test]
 fn a_backend_that_blocks_its_callers_blocks_nobody_here() {
     let mut config = config();
-    config.lookup_timeout = Duration::from_secs(2);
-    let rig = Rig::with(2, 16 << 20, config, &json!([]));
+    config.lookup_timeout = Duration::from_millis(300);
+    let rig = Rig::with(1, 16 << 20, config, &json!([]));
     let keys = keys(0..2);
-    let shelf = rig.shelf(&keys);
-    rig.adapters[0].block_calls(true);
-    let prefetch = rig.ask(&keys);
-    rig.adapters[1]
-        .next_lookup()
-        .find(|name| Some(shelf[name].len() as u64));
-    rig.adapters[1]
-        .next_load()
-        .fill(|name| shelf.get(name).cloned());
-    let report = finish(prefetch);
-    assert_eq!(present(&report), "11");
-    drop(report);
-    rig.adapters[0].block_calls(false);
-    eventually("the lookup comes after all", || {
-        let (_, lookups, _) = rig.adapters[0].waiting();
-        lookups == 1
+    let map = MapBackend::new();
+    for (name, stored) in rig.shelf(&keys) {
+        map.put(name, stored);
+    }
+    let other = WorkerAdapter::new("map", 1, map).unwrap();
+    attach(&rig.backends, "map#0", Box::new(other), json!([]));
+    rig.manual().block_calls(true);
+    // On a busy machine a lookup may time out before its lane has begun with it; the next one is as good.
+    eventually("a lookup hangs within the adapter", || {
+        finish(rig.ask(&[key(7)]));
+        rig.attached[0].backend.health_of_lane().captive_tasks == 1
     });
-    rig.adapters[0]
-        .next_lookup()
-        .find(|name| Some(shelf[name].len() as u64));
+    eventually("the other backend serves all the same", || {
+        present(&finish(rig.ask(&keys))) == "11"
+    });
+    rig.manual().block_calls(false);
+    // It comes after all, and what it locks is unlocked.
+    rig.manual().next_lookup().find(|_| Some(LEN as u64));
     rig.assert_all_is_given_back();
 }
 
