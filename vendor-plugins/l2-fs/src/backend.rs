@@ -187,7 +187,13 @@ impl Backend {
             return;
         };
         match self.place.look(&name) {
-            Ok(Some(stat)) if is_file(&stat) => claim.set_present(stat.st_size.cast_unsigned()),
+            Ok(Some(stat)) if is_file(&stat) => {
+                let bytes = stat.st_size.cast_unsigned();
+                // One that is cut off is not known, so that what is known is never shorter than its description.
+                if bytes >= self.place.layout.record_len(key) {
+                    claim.set_present(bytes);
+                }
+            }
             Ok(_) if claim.is_known() => {
                 self.counts.vanished.fetch_add(1, Ordering::Relaxed);
                 claim.set_absent();

@@ -240,7 +240,14 @@ impl Backend {
         let found = self.place.look(name);
         match found.map_err(|source| io_failure("look for", name, source))? {
             Some(stat) if is_file(&stat) => {
-                claim.set_present(stat.st_size.cast_unsigned());
+                let bytes = stat.st_size.cast_unsigned();
+                if bytes < self.place.layout.record_len(key) {
+                    // Cut off, as a power failure may leave it; it would stand in the way for ever.
+                    drop(claim);
+                    self.damaged(key, format!("it is cut off after {bytes} bytes"));
+                    return Ok(false);
+                }
+                claim.set_present(bytes);
                 Ok(true)
             }
             Some(_) => Err(io_failure("replace what is no file at", name, Errno::EXIST)),
