@@ -276,7 +276,12 @@ fn what_somebody_deleted_is_a_miss_and_is_not_counted_any_more() {
 #[test]
 fn a_file_that_is_too_short_for_its_description_does_not_stand_in_the_way() {
     let directory = tempfile::tempdir().unwrap();
-    let open = || Rig::at(directory.path(), |config| config.layout = LayoutKind::Sharded).counted();
+    let open = || {
+        Rig::at(directory.path(), |config| {
+            config.layout = LayoutKind::Sharded
+        })
+        .counted()
+    };
     let rig = open();
     let body = bytes(1, 100);
     assert_eq!(rig.store(&key(1), &body, b""), Ok(100));

@@ -458,6 +458,11 @@ impl Controller {
         for (todo, page) in ready {
             let cell = request.cell(todo.cell);
             let load = loading.entry(cell.key.clone()).or_default();
+            if load.is_doomed {
+                // A second load would take the mark from it.
+                request.give_up(todo.cell);
+                continue;
+            }
             load.waiters.push((id, todo.cell));
             // The same key twice in one request is loaded once.
             if load.waiters.len() == 1 {

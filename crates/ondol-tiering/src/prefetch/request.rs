@@ -365,8 +365,11 @@ impl Request {
     }
 
     /// Unlocks everything that is not wanted, or has come. What another backend has of a cell that is being loaded stays
-    /// locked there, in case the load fails.
+    /// locked there, in case the load fails. While it is looking up, it is not known what is wanted.
     pub(super) fn release_unwanted(&mut self) {
+        if self.is_looking_up() {
+            return;
+        }
         let Self {
             answers,
             cells,

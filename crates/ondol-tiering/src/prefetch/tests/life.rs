@@ -453,3 +453,60 @@ fn what_is_deleted_while_it_is_loaded_does_not_come_back() {
     rig.controller.close();
     drop(rig.controller.bar(&keys));
 }
+
+// A delete of one key made a request that still waited for a lookup forget what other backends had found of all keys.
+#[test]
+fn a_delete_takes_nothing_else_from_a_request_that_is_still_looking_up() {
+    let rig = Rig::new(2);
+    let keys = keys(0..3);
+    let shelf = rig.shelf(&keys);
+    let prefetch = rig.ask(&keys);
+    rig.adapters[0]
+        .next_lookup()
+        .find(|name| Some(shelf[name].len() as u64));
+    let unanswered = rig.adapters[1].next_lookup();
+    // When a later request has ended the controller has heard the first answer.
+    let later = rig.ask(&[key(7)]);
+    for adapter in &rig.adapters {
+        adapter.next_lookup().find(|_| None);
+    }
+    assert_eq!(present(&finish(later)), "0");
+    drop(rig.controller.bar(&keys[2..]));
+    unanswered.find(|_| None);
+    rig.manual()
+        .next_load()
+        .fill(|name| shelf.get(name).cloned());
+    assert_eq!(present(&finish(prefetch)), "110");
+    rig.assert_all_is_given_back();
+}
+
+// A second load of the key took the mark from the first one, and so the first one brought back what was deleted.
+#[test]
+fn a_load_of_what_is_deleted_stays_unwanted_when_the_key_is_asked_for_anew() {
+    let rig = Rig::new(1);
+    let keys = keys(0..1);
+    let shelf = rig.shelf(&keys);
+    let find = || {
+        rig.manual()
+            .next_lookup()
+            .find(|name| Some(shelf[name].len() as u64));
+    };
+    let first = rig.ask(&keys);
+    find();
+    let load = rig.manual().next_load();
+    drop(rig.controller.bar(&keys));
+    assert_eq!(present(&finish(first)), "0");
+    let second = rig.ask(&keys);
+    find();
+    assert_eq!(present(&finish(second)), "0", "it is a miss, at once");
+    load.fill(|name| shelf.get(name).cloned());
+    rig.assert_all_is_given_back();
+    assert!(!rig.l1.has(&keys[0]));
+    // When that load has ended the key may come again.
+    let third = rig.ask(&keys);
+    find();
+    rig.manual()
+        .next_load()
+        .fill(|name| shelf.get(name).cloned());
+    assert_eq!(present(&finish(third)), "1");
+}
