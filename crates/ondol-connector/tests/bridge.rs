@@ -133,6 +133,24 @@ fn what_is_being_deleted_is_not_found() {
     assert!(lookup_result(&bridge, task).found.test(0));
 }
 
+// Who deleted a key that somebody else was deleting was told that it could not be deleted at all.
+#[test]
+fn a_key_that_is_being_deleted_counts_as_locked_for_who_deletes_it_too() {
+    let strings = Strings::new();
+    let bridge = strings.bridge(LONG);
+    std::thread::scope(|scope| {
+        let delete = scope.spawn(|| bridge.delete(&keys([1, 2, 1])));
+        let deleting = strings.next();
+        let second = bridge.delete(&keys([2])).unwrap();
+        assert!(second.locked.test(0) && !second.gone.test(0));
+        strings.complete(deleting.succeed());
+        let first = delete.join().unwrap().unwrap();
+        assert_eq!(first.gone.to_string(), "110");
+        assert_eq!(first.locked.to_string(), "001");
+    });
+    assert_eq!(figure(&bridge, "locked_keys"), 0);
+}
+
 #[test]
 fn only_what_was_found_is_locked() {
     let strings = Strings::new();

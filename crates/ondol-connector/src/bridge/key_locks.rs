@@ -54,7 +54,7 @@ impl KeyLocks {
     }
 
     /// Claims the keys that nobody has locked, and sets the bits of the others in `locked`. A key that is being deleted already
-    /// is neither.
+    /// is held by that delete: it is gone when it is asked for again.
     pub(super) fn begin_delete<'a>(
         &'a self,
         keys: &[ObjectKey],
@@ -68,10 +68,7 @@ impl KeyLocks {
                     entry.insert(State::Deleting);
                     claimed.push((index, key.clone()));
                 }
-                Entry::Occupied(entry) if matches!(entry.get(), State::Locked(_)) => {
-                    locked.set(index);
-                }
-                Entry::Occupied(_) => {}
+                Entry::Occupied(_) => locked.set(index),
             }
         }
         drop(states);
