@@ -36,7 +36,13 @@ pub(crate) struct Args {
     /// How many names there are.
     #[arg(long)]
     names: u64,
+    /// Whether there is storage behind the pool that reads may wait for.
+    #[arg(long)]
+    storage: bool,
 }
+
+/// How long a read waits for storage.
+const WAIT: Duration = Duration::from_secs(3);
 
 /// How long a call waits for a server that does not answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -92,6 +98,7 @@ struct Shared {
     /// Odd while the handler reconnects, which readers are not kept from.
     turns: AtomicU64,
     names: u64,
+    storage: bool,
 }
 
 /// A page, written, not stored yet.
@@ -143,6 +150,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         },
         turns: AtomicU64::new(0),
         names: args.names,
+        storage: args.storage,
     });
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
@@ -315,6 +323,7 @@ impl Worker {
             34..=41 => self.store_grant(),
             42..=61 => self.retrieve(),
             62..=71 => self.retrieve_batch(),
+            72..=73 if self.shared.storage => self.prefetch(),
             72..=77 => self.verify_some(),
             78..=82 => {
                 if !self.objects.is_empty() {
@@ -478,10 +487,29 @@ impl Worker {
         errors.iter().for_each(|error| self.excuse("store", error));
     }
 
-    fn seen(&mut self, name: String, object: Option<Object>, from: u64, to: u64) {
+    /// How long the next read waits for storage.
+    fn wait(&mut self) -> Option<Duration> {
+        (self.shared.storage && !self.random.once_in(4)).then_some(WAIT)
+    }
+
+    fn seen(
+        &mut self,
+        name: String,
+        object: Option<Object>,
+        (from, to): (u64, u64),
+        wait: Option<Duration>,
+    ) {
         let Some(object) = object else {
-            let key = name;
-            return self.shared.journal.write(&Entry::Miss { key, from, to });
+            // Who does not wait for storage, or not long enough, has not seen that it is missing.
+            let looked_everywhere = match wait {
+                Some(wait) => Duration::from_nanos(to - from) < wait,
+                None => !self.shared.storage,
+            };
+            if looked_everywhere {
+                let key = name;
+                self.shared.journal.write(&Entry::Miss { key, from, to });
+            }
+            return;
         };
         match read(&object, &name) {
             Ok(writer) => {
@@ -511,9 +539,15 @@ impl Worker {
 
     fn retrieve(&mut self) {
         let name = self.any_name();
+        let wait = self.wait();
         let (turn, from) = (self.turn(), now());
-        match self.shared.handler.retrieve(&key(&name)) {
-            Ok(object) => self.seen(name, object, from, now()),
+        let handler = &self.shared.handler;
+        let found = match wait {
+            Some(wait) => handler.retrieve_within(&key(&name), wait),
+            None => handler.retrieve(&key(&name)),
+        };
+        match found {
+            Ok(object) => self.seen(name, object, (from, now()), wait),
             Err(error) => self.excuse_reader("retrieve", turn, &error),
         }
     }
@@ -523,15 +557,32 @@ impl Worker {
             .map(|_| self.any_name())
             .collect();
         let keys: Vec<_> = names.iter().map(|name| key(name)).collect();
+        let wait = self.wait();
         let (turn, from) = (self.turn(), now());
-        match self.shared.handler.batch_retrieve(&keys) {
+        let handler = &self.shared.handler;
+        let found = match wait {
+            Some(wait) => handler.batch_retrieve_within(&keys, wait),
+            None => handler.batch_retrieve(&keys),
+        };
+        match found {
             Ok(objects) => {
                 let to = now();
                 for (name, object) in names.into_iter().zip(objects) {
-                    self.seen(name, object, from, to);
+                    self.seen(name, object, (from, to), wait);
                 }
             }
             Err(error) => self.excuse_reader("batch_retrieve", turn, &error),
+        }
+    }
+
+    /// Has objects brought from storage for whoever asks for them next.
+    fn prefetch(&mut self) {
+        let keys: Vec<_> = (0..1 + self.random.below(8))
+            .map(|_| key(&self.any_name()))
+            .collect();
+        let turn = self.turn();
+        if let Err(error) = self.shared.handler.prefetch(&keys) {
+            self.excuse_reader("prefetch", turn, &error);
         }
     }
 
@@ -690,6 +741,8 @@ impl Worker {
         let at = now();
         let answer = match &outcome {
             Ok(Deleted::Deleted) => DeleteOutcome::Deleted,
+            // Not in memory; in storage it is deleted all the same.
+            Ok(Deleted::Absent) if shared.storage => DeleteOutcome::Deleted,
             Ok(Deleted::Absent | Deleted::Pinned) => DeleteOutcome::Unchanged,
             Err(error) if is_certain(error) => DeleteOutcome::Unchanged,
             Err(_) => DeleteOutcome::Unknown,

@@ -16,7 +16,8 @@ use crate::journal::{Kind, Reader};
 use crate::oracle::{Fault, Oracle};
 use crate::points::{Action, Points, Shot, Site};
 use crate::process::Process;
-use crate::report::Report;
+use crate::report::{Report, STORAGE_WORK};
+use crate::storage::Storage;
 use crate::{Device, Durability, Options};
 
 /// Nothing that is waited for takes longer unless it never comes.
@@ -49,6 +50,8 @@ pub(crate) struct Run {
     each: u64,
     deadline: Option<Instant>,
     next_client: u64,
+    /// What the first pool has behind it, by its place among the choices.
+    first_storage: u64,
     /// Whether file systems can be mounted, once it was tried.
     may_mount: bool,
 }
@@ -79,6 +82,18 @@ pub(crate) struct Settings {
     pub(crate) pool_bytes: u64,
     names: u64,
     small_disk: bool,
+    storage: Storage,
+    /// Whether objects leave memory as soon as they are stored.
+    skip_memory: bool,
+    /// Seed of the faults of storage that fails.
+    fault_seed: u64,
+}
+
+impl Settings {
+    /// Whether nothing that was acknowledged can go but by a delete.
+    fn keeps_all(&self) -> bool {
+        self.roomy && (!self.skip_memory || self.storage.keeps_all())
+    }
 }
 
 struct Server {
@@ -134,8 +149,10 @@ impl Run {
         };
         let started = Instant::now();
         let each = options.each.unwrap_or(options.kills / 100);
+        let mut random = Random::new(seed);
         let mut run = Self {
-            random: Random::new(seed),
+            first_storage: random.below(64),
+            random,
             points: Points::linked(),
             report: Report::default(),
             each,
@@ -208,6 +225,8 @@ impl Run {
         } else {
             Durability::Fsync
         });
+        let choices = Storage::choices(self.options.l2);
+        let storage = choices[((self.first_storage + turn) % choices.len() as u64) as usize];
         Settings {
             device,
             durability,
@@ -215,6 +234,9 @@ impl Run {
             pool_bytes: if roomy { 64 * MIB } else { 8 * MIB },
             names: if roomy { 400 } else { 2000 },
             small_disk: self.may_mount && turn % 3 == 1,
+            storage,
+            skip_memory: storage.is_there() && self.random.once_in(3),
+            fault_seed: self.random.draw() >> 8,
         }
     }
 
@@ -237,8 +259,10 @@ impl Run {
                 }
             }
         }
+        *self.report.storages.entry(settings.storage).or_default() += 1;
+        let kills_before = self.report.kills();
         let mut epoch = Epoch {
-            oracle: Oracle::new(settings.roomy),
+            oracle: Oracle::new(settings.keeps_all()),
             run: self,
             settings,
             dir: dir.to_owned(),
@@ -252,6 +276,10 @@ impl Run {
         };
         let result = epoch.play();
         epoch.run.report.stored += epoch.oracle.stored();
+        if epoch.settings.storage.is_there() {
+            let kills = epoch.run.report.kills() - kills_before;
+            epoch.run.report.kills_with_storage += kills;
+        }
         if result.is_err() {
             epoch.freeze_evidence();
             return result;
@@ -284,7 +312,7 @@ impl Epoch<'_> {
     }
 
     /// Gives the pool up under the clients that use it: they go on as new clients of an empty one, and what they hold
-    /// of the old one stays as it is.
+    /// of the old one stays as it is. What is in storage that outlives servers is still there.
     fn begin_anew(&mut self) -> Found {
         self.happen(Event::ContinueClients)?;
         if let Some(disk) = &self.disk {
@@ -297,9 +325,14 @@ impl Epoch<'_> {
         self.end_server(Signal::KILL)?;
         self.start_server(false, None)?;
         self.until_ready(true)?;
+        // The observer waits until storage has all that is acknowledged, if it keeps all.
         self.check(false)?;
-        self.run.report.stored += self.oracle.stored();
-        self.oracle = self.oracle.follow();
+        if !self.settings.storage.outlives_servers() {
+            self.run.report.stored += self.oracle.stored();
+            self.oracle = self.oracle.follow();
+        } else if !self.settings.storage.keeps_all() {
+            self.oracle.may_lose();
+        }
         self.end_server(Signal::KILL)?;
         self.start_server(true, None)?;
         self.until_ready(true)?;
@@ -353,14 +386,32 @@ impl Epoch<'_> {
         .map(str::to_owned)
         .into();
         flags.extend(fresh.then(|| "--fresh".to_owned()));
+        let storage = self.settings.storage;
+        if let Some(adapter) = storage.adapter(&self.storage_dir(), self.settings.fault_seed) {
+            flags.push(format!("--l2-adapter={adapter}"));
+            let skip = self.settings.skip_memory;
+            flags.extend(skip.then(|| "--l2-store-policy=skip_l1".to_owned()));
+        }
         flags
+    }
+
+    fn storage_dir(&self) -> PathBuf {
+        self.dir.join("storage")
+    }
+
+    /// An order for the next process at this site.
+    fn next_shot(&mut self, site: Site) -> Option<Shot> {
+        let storage = self.settings.storage;
+        let reaches = |name: &str| storage.reaches(name);
+        let run = &mut *self.run;
+        run.points.next(site, &mut run.random, reaches)
     }
 
     /// Starts servers until one has made a new pool and ended well; what lies in the state directory and in shared
     /// memory after that. Then starts the one that finds it.
     fn begin(&mut self) -> Found<Files> {
         for _ in 0..4 + self.run.random.below(5) {
-            let Some(shot) = self.run.points.next(Site::Fresh, &mut self.run.random) else {
+            let Some(shot) = self.next_shot(Site::Fresh) else {
                 break;
             };
             self.start_server(true, Some(shot))?;
@@ -385,11 +436,10 @@ impl Epoch<'_> {
     }
 
     fn add_client(&mut self) -> Found {
-        let random = &mut self.run.random;
-        let shot = if random.once_in(5) {
+        let shot = if self.run.random.once_in(5) {
             None
         } else {
-            self.run.points.next(Site::Client, random)
+            self.next_shot(Site::Client)
         };
         self.add_client_with(shot)
     }
@@ -400,7 +450,8 @@ impl Epoch<'_> {
         let random = &mut self.run.random;
         let seed = random.draw() >> 8;
         let journal = self.dir.join(format!("journal.{number}"));
-        let arguments = [
+        let storage = self.settings.storage.is_there();
+        let fixed = [
             "client".to_owned(),
             format!("--socket={}", self.socket().display()),
             format!("--journal={}", journal.display()),
@@ -408,6 +459,8 @@ impl Epoch<'_> {
             format!("--seed={seed}"),
             format!("--names={}", self.settings.names),
         ];
+        let storage = storage.then(|| "--storage".to_owned());
+        let arguments: Vec<_> = fixed.into_iter().chain(storage).collect();
         let order = shot.as_ref().map(Shot::order);
         let log = self.dir.join("clients.log");
         let process = Process::start(&arguments, order.as_deref(), &log)?;
@@ -424,13 +477,12 @@ impl Epoch<'_> {
     /// One window of work, one end of the server, one check.
     fn round(&mut self) -> Found {
         self.run.report.rounds += 1;
-        let random = &mut self.run.random;
-        let site = Site::Server;
-        let shot = if random.once_in(8) {
+        let shot = if self.run.random.once_in(8) {
             None
         } else {
-            self.run.points.next(site, random)
+            self.next_shot(Site::Server)
         };
+        let random = &mut self.run.random;
         let window = Duration::from_millis(80 + random.below(170));
         let plan = plan(random, window, self.disk.is_some());
         let clean = random.once_in(5);
@@ -783,6 +835,11 @@ impl Epoch<'_> {
         if let Some(stats) = self.figures() {
             let evictions = stats.counters.get("ondol_evictions_total");
             self.run.report.evictions += evictions.copied().unwrap_or(0);
+            let l2 = stats.l2.unwrap_or_default();
+            for (name, _) in STORAGE_WORK {
+                let count = l2.counters.get(name).copied().unwrap_or(0);
+                *self.run.report.storage_work.entry(name).or_default() += count;
+            }
         }
         // A checkpoint is named by the place in the log that it stands for.
         let names = fs::read_dir(self.state_dir().join("log"));
@@ -846,7 +903,15 @@ impl Epoch<'_> {
             format!("--socket={}", self.socket().display()),
             format!("--journal={}", journal.display()),
             format!("--names={}", self.settings.names),
+            format!("--turn={}", self.observations),
         ];
+        let storage = self.settings.storage;
+        if storage.outlives_servers() {
+            arguments.push(format!("--storage={}", self.storage_dir().display()));
+        }
+        if storage.keeps_all() {
+            arguments.push("--storage-keeps-all".to_owned());
+        }
         let pids = self.clients.iter().map(|client| client.process.pid());
         arguments.extend(pids.map(|pid| format!("--alive={pid}")));
         if all_free {

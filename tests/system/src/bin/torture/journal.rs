@@ -91,6 +91,13 @@ pub(crate) enum Entry {
         from: Moment,
         to: Moment,
     },
+    /// The same, of an object that was not in memory before.
+    Brought {
+        key: String,
+        writer: u64,
+        from: Moment,
+        to: Moment,
+    },
     /// A key was not found in a call from `from` to `to`.
     Miss {
         key: String,
@@ -146,6 +153,12 @@ impl Entry {
                 from,
                 to,
             } => format!("read {key} {writer} {from} {to}\n"),
+            Self::Brought {
+                key,
+                writer,
+                from,
+                to,
+            } => format!("brought {key} {writer} {from} {to}\n"),
             Self::Miss { key, from, to } => format!("miss {key} {from} {to}\n"),
             Self::Fault { kind, what } => {
                 format!("fault {} {}\n", kind.word(), what.replace('\n', " "))
@@ -185,6 +198,12 @@ impl Entry {
                 at: number(at)?,
             },
             ["read", key, writer, from, to] => Self::Read {
+                key: key.to_owned(),
+                writer: number(writer)?,
+                from: number(from)?,
+                to: number(to)?,
+            },
+            ["brought", key, writer, from, to] => Self::Brought {
                 key: key.to_owned(),
                 writer: number(writer)?,
                 from: number(from)?,
@@ -321,6 +340,12 @@ mod tests {
                 from: 5,
                 to: 6,
             },
+            Entry::Brought {
+                key: key(),
+                writer,
+                from: 6,
+                to: 7,
+            },
             Entry::Miss {
                 key: key(),
                 from: 7,
@@ -333,9 +358,9 @@ mod tests {
         ];
         journal.write_all(&entries[..3]);
         assert_eq!(reader.news().unwrap(), entries[..3]);
-        entries[3..6].iter().for_each(|entry| journal.write(entry));
+        entries[3..7].iter().for_each(|entry| journal.write(entry));
         (&journal.file).write_all(b"fault corrupt byte 7").unwrap();
-        assert_eq!(reader.news().unwrap(), entries[3..6]);
+        assert_eq!(reader.news().unwrap(), entries[3..7]);
         (&journal.file).write_all(b" of 9\n").unwrap();
         let Entry::Fault { what, .. } = &reader.news().unwrap()[0] else {
             panic!("a fault")

@@ -21,17 +21,25 @@ mod oracle;
 mod points;
 mod process;
 mod report;
+mod storage;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+// Named, so that their registrations are linked in.
+use l2_fault_inject as _;
+use l2_fs as _;
+use l2_memory as _;
 use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
 
 use epoch::Run;
 
 /// The variable that says what happens at which failpoint.
 pub(crate) const FAILPOINTS: &str = "ONDOL_FAILPOINTS";
+
+/// The packages with storage backends that servers use.
+const EXPECTED: &[&str] = &["l2-fault-inject", "l2-fs", "l2-memory"];
 
 /// Kill servers and clients at every step, and check that nothing acknowledged is lost and nothing else is there
 #[derive(Clone, Debug, Parser)]
@@ -55,6 +63,9 @@ pub(crate) struct Options {
     /// Where the pool lies: shm or dir [default: each in turn]
     #[arg(long)]
     pub(crate) device: Option<Device>,
+    /// Storage behind the pool: none, fs or memory [default: each in turn; fs in several kinds]
+    #[arg(long)]
+    pub(crate) l2: Option<L2>,
     /// How often each failpoint must have killed a process, if there are kills enough [default: a hundredth of the
     /// kills]
     #[arg(long)]
@@ -77,6 +88,13 @@ pub(crate) enum Device {
     Dir,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum L2 {
+    None,
+    Fs,
+    Memory,
+}
+
 #[derive(Debug, Parser)]
 struct ClientOptions {
     #[command(flatten)]
@@ -94,7 +112,7 @@ fn main() -> ExitCode {
         Some("serve") => {
             go_with_parent();
             match points::arm() {
-                Ok(()) => return ondol_cli::main(&[]),
+                Ok(()) => return ondol_cli::main(EXPECTED),
                 Err(error) => Err(error),
             }
         }

@@ -45,8 +45,8 @@ struct History {
 /// Everything that was ever asked of one pool.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
-    /// Whether nothing is ever evicted, so that whatever was acknowledged must be there.
-    roomy: bool,
+    /// Whether nothing ever leaves memory for nowhere, so that whatever was acknowledged must be there.
+    keeps_all: bool,
     stores: HashMap<u64, Store>,
     deletes: HashMap<u64, Delete>,
     keys: HashMap<String, History>,
@@ -57,9 +57,9 @@ pub(crate) struct Oracle {
 }
 
 impl Oracle {
-    pub(crate) fn new(roomy: bool) -> Self {
+    pub(crate) fn new(keeps_all: bool) -> Self {
         Self {
-            roomy,
+            keeps_all,
             ..Self::default()
         }
     }
@@ -69,11 +69,21 @@ impl Oracle {
     pub(crate) fn follow(&self) -> Self {
         let asked = self.stores.keys().chain(self.deletes.keys());
         Self {
-            roomy: self.roomy,
+            keeps_all: self.keeps_all,
             since: now(),
             earlier: asked.chain(&self.earlier).copied().collect(),
             ..Self::default()
         }
+    }
+
+    /// Whether something that was acknowledged and is missing is lost.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.keeps_all
+    }
+
+    /// From now on what was acknowledged may be missing; what was deleted must still not come back.
+    pub(crate) fn may_lose(&mut self) {
+        self.keeps_all = false;
     }
 
     /// Takes what clients have written down since the last time; what is wrong with it.
@@ -126,13 +136,22 @@ impl Oracle {
                     )),
                 },
                 Entry::Fault { kind, what } => faults.push(Fault { kind, what }),
-                Entry::Read { from, .. } | Entry::Miss { from, .. } if from < self.since => {}
-                Entry::Read { .. } | Entry::Miss { .. } => seen.push(entry),
+                Entry::Read { from, .. }
+                | Entry::Brought { from, .. }
+                | Entry::Miss { from, .. }
+                    if from < self.since => {}
+                Entry::Read { .. } | Entry::Brought { .. } | Entry::Miss { .. } => seen.push(entry),
             }
         }
         for entry in seen {
             faults.extend(match entry {
                 Entry::Read {
+                    key,
+                    writer,
+                    from,
+                    to,
+                }
+                | Entry::Brought {
                     key,
                     writer,
                     from,
@@ -197,7 +216,7 @@ impl Oracle {
 
     /// Whether a key may be missing in a call that ran from `from` to `to`.
     pub(crate) fn judge_miss(&self, key: &str, from: Moment, to: Moment) -> Option<Fault> {
-        if !self.roomy {
+        if !self.keeps_all {
             return None;
         }
         let history = self.keys.get(key)?;
@@ -386,6 +405,10 @@ mod tests {
         let mut pressed = Oracle::new(false);
         pressed.learn(store(1, 10, Some((New, 20))));
         assert_eq!(pressed.judge_miss("k", 50, 60), None, "it may be evicted");
+        let mut emptied = after(vec![store(1, 10, Some((New, 20)))]);
+        emptied.may_lose();
+        assert_eq!(emptied.judge_miss("k", 50, 60), None);
+        assert_eq!(emptied.judge_read("k", 1, 50, 60), None);
     }
 
     #[test]

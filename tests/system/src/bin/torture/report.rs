@@ -1,11 +1,22 @@
 //! What was done and what was found.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
 use crate::journal::Kind;
 use crate::oracle::Fault;
 use crate::points::{Points, Score};
+use crate::storage::Storage;
+
+/// Counters of the storage tier, and what the report calls them.
+pub(crate) const STORAGE_WORK: [(&str, &str); 5] = [
+    ("ondol_l2_stored_objects_total", "stored"),
+    ("ondol_l2_prefetch_loaded_total", "brought back"),
+    ("ondol_l2_evicted_objects_total", "evicted there"),
+    ("ondol_l2_prefetch_corrupt_total", "found corrupt"),
+    ("ondol_l2_failed_store_batches_total", "batches refused"),
+];
 
 /// The figures of a run.
 #[derive(Debug, Default)]
@@ -24,6 +35,16 @@ pub(crate) struct Report {
     pub(crate) verified: u64,
     pub(crate) evictions: u64,
     pub(crate) checkpoints: u64,
+    /// Kills with storage behind the pool.
+    pub(crate) kills_with_storage: u64,
+    /// Pools by the storage behind them.
+    pub(crate) storages: BTreeMap<Storage, u64>,
+    /// Checks in which nothing that was acknowledged could have gone anywhere.
+    pub(crate) claims: u64,
+    /// Objects that an observer got though memory did not have them.
+    pub(crate) brought: u64,
+    /// What storage did, by the names of its counters.
+    pub(crate) storage_work: BTreeMap<&'static str, u64>,
     pub(crate) faults: Vec<Fault>,
 }
 
@@ -76,6 +97,36 @@ impl Report {
             format!(
                 "{} stored, {} verified in {} checks and by clients all the time, {} evicted",
                 self.stored, self.verified, self.checks, self.evictions
+            ),
+        );
+        if self.storages.keys().any(|storage| storage.is_there()) {
+            let pools = self.storages.iter();
+            let pools: Vec<_> = pools
+                .map(|(storage, count)| format!("{count} {}", storage.word()))
+                .collect();
+            line(
+                "storage",
+                format!(
+                    "{} kills with it; pools: {}",
+                    self.kills_with_storage,
+                    pools.join(", ")
+                ),
+            );
+            let work = STORAGE_WORK.iter().map(|(name, word)| {
+                let count = self.storage_work.get(name).copied().unwrap_or(0);
+                format!("{count} {word}")
+            });
+            line("", work.collect::<Vec<_>>().join(", "));
+            line(
+                "",
+                format!("{} brought and verified by observers", self.brought),
+            );
+        }
+        line(
+            "claims",
+            format!(
+                "in {} of {} checks whatever was acknowledged must be there (all fit memory, or storage keeps all that leaves it); in the                  others it may be missing, but for objects whose files are there",
+                self.claims, self.checks
             ),
         );
         let mut missing = Vec::new();

@@ -1,0 +1,222 @@
+//! Storage behind a pool: what a server is told of it, and what is seen of the directory that it lies in.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use ondol_tests::key;
+use serde_json::{Map, Value, json};
+
+use crate::L2;
+
+/// What an epoch has behind its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Storage {
+    None,
+    /// Files in LMCache's layout, with the trailer's checksum.
+    Files,
+    Compressed,
+    /// Files in many directories, with a description of their own.
+    Sharded,
+    /// So little room that objects have to go there, too.
+    Evicting,
+    /// Stores, lookups, loads and deletes fail now and then, and what is loaded is not always what was stored.
+    Failing,
+    /// Gone with its server.
+    Memory,
+}
+
+/// Bytes that objects may take where there is little room.
+pub(crate) const LITTLE_ROOM: u64 = 4 << 20;
+
+/// So long that whatever is there is brought, also under load.
+pub(crate) const OBSERVER_WAITS_MS: u64 = 20_000;
+
+const FILES: [Storage; 5] = [
+    Storage::Files,
+    Storage::Evicting,
+    Storage::Compressed,
+    Storage::Failing,
+    Storage::Sharded,
+];
+
+/// Those that epochs have in turn. Seven, so that each meets every device, durability and size of a pool.
+const ALL: [Storage; 7] = [
+    Storage::Files,
+    Storage::Evicting,
+    Storage::Memory,
+    Storage::Compressed,
+    Storage::None,
+    Storage::Failing,
+    Storage::Sharded,
+];
+
+impl Storage {
+    /// What epochs may have.
+    pub(crate) fn choices(asked: Option<L2>) -> &'static [Self] {
+        match asked {
+            None => &ALL,
+            Some(L2::None) => &[Self::None],
+            Some(L2::Memory) => &[Self::Memory],
+            Some(L2::Fs) => &FILES,
+        }
+    }
+
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Files => "fs",
+            Self::Compressed => "fs+zstd",
+            Self::Sharded => "fs sharded",
+            Self::Evicting => "fs evicting",
+            Self::Failing => "fs failing",
+            Self::Memory => "memory",
+        }
+    }
+
+    pub(crate) fn is_there(self) -> bool {
+        self != Self::None
+    }
+
+    /// Whether a server finds what the one before it stored.
+    pub(crate) fn outlives_servers(self) -> bool {
+        self.is_there() && self != Self::Memory
+    }
+
+    /// Whether what was stored can be had from there until it is deleted.
+    pub(crate) fn keeps_all(self) -> bool {
+        matches!(self, Self::Files | Self::Compressed | Self::Sharded)
+    }
+
+    /// Whether a server with this storage may come to this failpoint.
+    pub(crate) fn reaches(self, failpoint: &str) -> bool {
+        match failpoint.split('.').next() {
+            Some("store" | "spill" | "load" | "admit") => self.is_there(),
+            Some("l2evict") => self == Self::Evicting,
+            _ => true,
+        }
+    }
+
+    /// The value of `--l2-adapter`.
+    pub(crate) fn adapter(self, dir: &Path, seed: u64) -> Option<String> {
+        let files = |more: Value| {
+            let mut parameters = Map::new();
+            parameters.insert("type".to_owned(), json!("fs"));
+            parameters.insert("base_path".to_owned(), json!(dir));
+            if let Value::Object(more) = more {
+                parameters.extend(more);
+            }
+            Value::Object(parameters)
+        };
+        let adapter = match self {
+            Self::None => return None,
+            Self::Files => files(json!({})),
+            Self::Compressed => files(json!({"serde": [{"type": "checksum"}, {"type": "zstd"}]})),
+            Self::Sharded => files(json!({"layout": "sharded", "io": "threads"})),
+            Self::Evicting => files(json!({
+                "max_capacity_bytes": LITTLE_ROOM,
+                "eviction": {"eviction_policy": "LRU", "trigger_watermark": 0.8, "eviction_ratio": 0.2},
+            })),
+            Self::Failing => json!({
+                "type": "fault_inject", "inner": files(json!({})), "seed": seed,
+                "store_error_rate": 0.05, "lookup_error_rate": 0.05, "load_error_rate": 0.05,
+                "delete_error_rate": 0.05, "corrupt_rate": 0.05, "short_read_rate": 0.05,
+                "store_delay_ms": 3, "load_delay_ms": 3,
+            }),
+            Self::Memory => json!({"type": "memory", "max_size_bytes": 64 << 20}),
+        };
+        Some(adapter.to_string())
+    }
+}
+
+/// What lies in the directory of an `fs` backend.
+#[derive(Debug, Default)]
+pub(crate) struct Contents {
+    /// Bytes of the files of objects: what the backend itself counts.
+    pub(crate) bytes: u64,
+    objects: BTreeSet<String>,
+    /// Files that have no name of an object's yet.
+    pub(crate) drafts: Vec<String>,
+    /// Marks of processes that write.
+    pub(crate) writers: usize,
+}
+
+impl Contents {
+    /// Looks. Files that go meanwhile are not there.
+    pub(crate) fn of(dir: &Path) -> io::Result<Self> {
+        let mut contents = Self::default();
+        contents.walk(dir)?;
+        Ok(contents)
+    }
+
+    fn walk(&mut self, dir: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(dir)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type()?.is_dir() {
+                self.walk(&entry.path())?;
+            } else if name.ends_with(".tmp") {
+                self.drafts.push(name);
+            } else if name.ends_with(".writer") {
+                self.writers += 1;
+            } else if name.ends_with(".data") || name.ends_with(".kv") {
+                match entry.metadata() {
+                    Ok(file) => self.bytes += file.len(),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    Err(error) => return Err(error),
+                }
+                self.objects.extend(hash_in(&name));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.objects.contains(&hash_of(name))
+    }
+
+    pub(crate) fn objects(&self) -> usize {
+        self.objects.len()
+    }
+}
+
+/// What the file of an object of this name has in its own.
+fn hash_of(name: &str) -> String {
+    let object = ondol_tiering::object_key(&key(name));
+    let hash = object.chunk_hash().iter();
+    hash.map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// `MODEL@RANK@GROUP@HASH.data` or `….kv`; the harness uses no salts.
+fn hash_in(file: &str) -> Option<String> {
+    let (name, _) = file.rsplit_once('.')?;
+    Some(name.rsplit_once('@')?.1.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_read_as_the_backend_writes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let hash = hash_of("k1");
+        assert_eq!(hash.len(), 64);
+        let shard = dir.path().join("objects/0a7");
+        fs::create_dir_all(&shard).unwrap();
+        let write = |path: &Path, bytes: usize| fs::write(path, vec![0; bytes]).unwrap();
+        write(&shard.join(format!("ondol@01000100@0@{hash}.kv")), 7);
+        let flat = format!("ondol@0x01000100@0@{}.data", hash_of("k2"));
+        write(&dir.path().join(flat), 5);
+        write(&dir.path().join(".ondol-l2-fs.json"), 100);
+        write(&dir.path().join(".ondol-1-0.tmp"), 100);
+        write(&dir.path().join(".ondol-1.writer"), 0);
+        let contents = Contents::of(dir.path()).unwrap();
+        assert_eq!(contents.bytes, 12);
+        assert_eq!(contents.objects(), 2);
+        assert!(contents.has("k1") && contents.has("k2") && !contents.has("k3"));
+        assert_eq!(contents.drafts, [".ondol-1-0.tmp"]);
+        assert_eq!(contents.writers, 1);
+    }
+}
