@@ -60,6 +60,7 @@ mod lossy;
 mod random;
 mod serve;
 mod server;
+mod storage;
 mod watch;
 
 pub use actor::Actor;
@@ -70,4 +71,5 @@ pub use lossy::{Call, Lossy};
 pub use random::Random;
 pub use serve::{Place, ServerProcess};
 pub use server::{Server, key, keys, plain};
+pub use storage::StorageDir;
 pub use watch::{WATCHDOG, eventually, watchdog};

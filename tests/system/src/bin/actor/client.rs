@@ -31,6 +31,7 @@ pub(crate) fn connect(socket: &Path, options: &[&str]) -> Handler {
             "page" => config.page_sizes = PageSizes::Fixed(vec![value]),
             "stock" => config.stock_bytes = value,
             "idle" => sockets.idle_connections = value as usize,
+            "wait" => config.l2_wait = Some(Duration::from_millis(value)),
             "timeout" => sockets.timeout = Duration::from_millis(value),
             _ => panic!("unknown option {name}"),
         }

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use ondol_handler::{ControlError, Handler, HandlerError, ObjectInfo};
 use ondol_protocol::EngineStats;
-use ondol_tests::key;
+use ondol_tests::{StorageDir, key};
 
 use crate::client::{config, plane};
 use crate::content::{PAGES, name, read};
 use crate::epoch::{Epoch, Found, WATCHDOG};
 use crate::journal::{Entry, Journal, Kind, now};
 use crate::oracle::Fault;
-use crate::storage::{Contents, OBSERVER_WAITS_MS};
+use crate::storage::OBSERVER_WAITS_MS;
 
 /// The server went away.
 const SERVER_GONE: u8 = 3;
@@ -183,7 +183,7 @@ fn look_in_storage(
         while !names.is_empty() {
             let before = no_room(handler)?;
             let stored = args.storage.as_ref().filter(|_| args.storage_keeps_all);
-            let stored = stored.and_then(|dir| Contents::of(dir).ok());
+            let stored = stored.and_then(|dir| StorageDir::look(dir).ok());
             let keys: Vec<_> = names.iter().map(|name| key(name)).collect();
             let from = now();
             let found = handler.batch_retrieve_within(&keys, WAIT)?;
@@ -202,7 +202,10 @@ fn look_in_storage(
                         kind: Kind::Corrupt,
                         what,
                     },
-                    None if stored.as_ref().is_some_and(|stored| stored.has(&key)) => {
+                    None if stored
+                        .as_ref()
+                        .is_some_and(|stored| stored.file(&key).is_some()) =>
+                    {
                         again.push(key);
                         continue;
                     }
@@ -245,7 +248,7 @@ fn no_room(handler: &Handler) -> Result<u64, HandlerError> {
 
 /// Whether figures and files agree, and nothing is left that a dead server was writing.
 fn directory_wrong(stats: &EngineStats, dir: &Path) -> Result<Option<String>, String> {
-    let found = Contents::of(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let found = StorageDir::look(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     let Some(backend) = stats.l2.iter().flat_map(|l2| &l2.backends).next() else {
         return Ok(Some("the server has no storage".to_owned()));
     };
@@ -277,11 +280,18 @@ fn directory_wrong(stats: &EngineStats, dir: &Path) -> Result<Option<String>, St
 /// Objects in memory that storage does not get.
 fn unstored(handler: &Handler, args: &Args) -> Result<Option<String>, HandlerError> {
     let objects = list(handler)?;
-    let Some(stored) = args.storage.as_ref().and_then(|dir| Contents::of(dir).ok()) else {
+    let Some(stored) = args
+        .storage
+        .as_ref()
+        .and_then(|dir| StorageDir::look(dir).ok())
+    else {
         return Ok(None);
     };
     let names = objects.iter().filter_map(|object| object.key.as_text());
-    let names: Vec<_> = names.filter(|name| !stored.has(name)).take(5).collect();
+    let names: Vec<_> = names
+        .filter(|name| stored.file(name).is_none())
+        .take(5)
+        .collect();
     let some = !names.is_empty();
     Ok(some.then(|| {
         format!(

@@ -1,11 +1,7 @@
-//! Storage behind a pool: what a server is told of it, and what is seen of the directory that it lies in.
+//! Storage behind a pool, and what a server is told of it.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::path::Path;
 
-use ondol_tests::key;
 use serde_json::{Map, Value, json};
 
 use crate::L2;
@@ -127,96 +123,5 @@ impl Storage {
             Self::Memory => json!({"type": "memory", "max_size_bytes": 64 << 20}),
         };
         Some(adapter.to_string())
-    }
-}
-
-/// What lies in the directory of an `fs` backend.
-#[derive(Debug, Default)]
-pub(crate) struct Contents {
-    /// Bytes of the files of objects: what the backend itself counts.
-    pub(crate) bytes: u64,
-    objects: BTreeSet<String>,
-    /// Files that have no name of an object's yet.
-    pub(crate) drafts: Vec<String>,
-    /// Marks of processes that write.
-    pub(crate) writers: usize,
-}
-
-impl Contents {
-    /// Looks. Files that go meanwhile are not there.
-    pub(crate) fn of(dir: &Path) -> io::Result<Self> {
-        let mut contents = Self::default();
-        contents.walk(dir)?;
-        Ok(contents)
-    }
-
-    fn walk(&mut self, dir: &Path) -> io::Result<()> {
-        for entry in fs::read_dir(dir)? {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if entry.file_type()?.is_dir() {
-                self.walk(&entry.path())?;
-            } else if name.ends_with(".tmp") {
-                self.drafts.push(name);
-            } else if name.ends_with(".writer") {
-                self.writers += 1;
-            } else if name.ends_with(".data") || name.ends_with(".kv") {
-                match entry.metadata() {
-                    Ok(file) => self.bytes += file.len(),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                    Err(error) => return Err(error),
-                }
-                self.objects.extend(hash_in(&name));
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.objects.contains(&hash_of(name))
-    }
-
-    pub(crate) fn objects(&self) -> usize {
-        self.objects.len()
-    }
-}
-
-/// What the file of an object of this name has in its own.
-fn hash_of(name: &str) -> String {
-    let object = ondol_tiering::object_key(&key(name));
-    let hash = object.chunk_hash().iter();
-    hash.map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// `MODEL@RANK@GROUP@HASH.data` or `….kv`; the harness uses no salts.
-fn hash_in(file: &str) -> Option<String> {
-    let (name, _) = file.rsplit_once('.')?;
-    Some(name.rsplit_once('@')?.1.to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_directory_is_read_as_the_backend_writes_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let hash = hash_of("k1");
-        assert_eq!(hash.len(), 64);
-        let shard = dir.path().join("objects/0a7");
-        fs::create_dir_all(&shard).unwrap();
-        let write = |path: &Path, bytes: usize| fs::write(path, vec![0; bytes]).unwrap();
-        write(&shard.join(format!("ondol@01000100@0@{hash}.kv")), 7);
-        let flat = format!("ondol@0x01000100@0@{}.data", hash_of("k2"));
-        write(&dir.path().join(flat), 5);
-        write(&dir.path().join(".ondol-l2-fs.json"), 100);
-        write(&dir.path().join(".ondol-1-0.tmp"), 100);
-        write(&dir.path().join(".ondol-1.writer"), 0);
-        let contents = Contents::of(dir.path()).unwrap();
-        assert_eq!(contents.bytes, 12);
-        assert_eq!(contents.objects(), 2);
-        assert!(contents.has("k1") && contents.has("k2") && !contents.has("k3"));
-        assert_eq!(contents.drafts, [".ondol-1-0.tmp"]);
-        assert_eq!(contents.writers, 1);
     }
 }
