@@ -1,6 +1,6 @@
 //! What must hold after every kill: a process of its own looks at everything that the server shows, and writes it down.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ondol_handler::{ControlError, Handler, HandlerError, ObjectInfo};
 use ondol_protocol::EngineStats;
 use ondol_tests::{StorageDir, key};
+use serde_json::Value;
 
 use crate::client::{config, plane};
 use crate::content::{PAGES, name, read};
@@ -144,7 +145,9 @@ fn look(handler: &Handler, args: &Args, journal: &Journal) -> Result<(), Handler
                 .sum();
             // This one, and the storage tier of the server itself.
             let clients = 1 + usize::from(has_storage);
-            let some = granted + stats.retired + held > 0 || stats.clients.len() > clients;
+            let l2 = stats.l2.iter().flat_map(|l2| &l2.backends);
+            let locked = l2.map(|backend| locked(&backend.figures)).sum::<u64>();
+            let some = granted + stats.retired + held + locked > 0 || stats.clients.len() > clients;
             some.then(|| "nobody is there, but something is held".to_owned())
         };
         settle(handler, held, &fault)?;
@@ -153,6 +156,13 @@ fn look(handler: &Handler, args: &Args, journal: &Journal) -> Result<(), Handler
     handler.close();
     println!("observed");
     Ok(())
+}
+
+/// Objects that a backend keeps from being deleted, also if another one is around it.
+fn locked(figures: &BTreeMap<String, Value>) -> u64 {
+    let inner = figures.get("inner").and_then(|inner| inner.get("locked"));
+    let locked = figures.get("locked").or(inner);
+    locked.and_then(Value::as_u64).unwrap_or(0)
 }
 
 /// What storage is still doing.

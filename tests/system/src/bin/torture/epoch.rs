@@ -23,6 +23,9 @@ use crate::{Device, Durability, Options};
 /// Nothing that is waited for takes longer unless it never comes.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
 
+/// Small, so that regions are carved anew again and again, into pages of other sizes.
+const REGION: &str = "2MiB";
+
 const ROUNDS: u64 = 16;
 const MIB: u64 = 1 << 20;
 
@@ -231,7 +234,12 @@ impl Run {
             device,
             durability,
             roomy,
-            pool_bytes: if roomy { 64 * MIB } else { 8 * MIB },
+            pool_bytes: match (roomy, storage.is_there()) {
+                (true, _) => 64 * MIB,
+                (false, false) => 8 * MIB,
+                // Objects shall leave it and come back.
+                (false, true) => 6 * MIB,
+            },
             names: if roomy { 400 } else { 2000 },
             small_disk: self.may_mount && turn % 3 == 1,
             storage,
@@ -361,7 +369,7 @@ impl Epoch<'_> {
         let pool = match self.settings.device {
             Device::Shm => format!("shm:{}?size={size}", self.tag),
             Device::Dir => format!(
-                "dir:{}?region=2MiB&size={size}",
+                "dir:{}?region={REGION}&size={size}",
                 self.dir.join("pool").display()
             ),
         };
@@ -373,7 +381,7 @@ impl Epoch<'_> {
             "serve",
             "--pool",
             &pool,
-            "--region-size=2MiB",
+            &format!("--region-size={REGION}"),
             &format!("--share-limit={}", 2 * size),
             "--durability",
             durability,
@@ -484,6 +492,11 @@ impl Epoch<'_> {
         };
         let random = &mut self.run.random;
         let window = Duration::from_millis(80 + random.below(170));
+        let window = if self.settings.storage.is_there() {
+            2 * window
+        } else {
+            window
+        };
         let plan = plan(random, window, self.disk.is_some());
         let clean = random.once_in(5);
         let pause = Duration::from_millis(random.below(40));
@@ -993,12 +1006,12 @@ impl Epoch<'_> {
         }
         self.start_server(false, None)?;
         self.until_ready(true)?;
-        let new = self.settled(Some(worn))?;
+        let new = self.settled(Some(&worn))?;
         if worn != new {
             return Err(Fault::new(
                 Kind::Leaked,
                 format!(
-                    "a server that has seen much has {} descriptors and {} threads, a new one {} and {}",
+                    "a server that has seen much has open {:?} and the threads {:?}, a new one {:?} and {:?}",
                     worn.0, worn.1, new.0, new.1
                 ),
             ));
@@ -1007,7 +1020,7 @@ impl Epoch<'_> {
     }
 
     /// Descriptors and threads of a server without clients, when they do not change any more, or are as hoped.
-    fn settled(&mut self, hoped: Option<(usize, usize)>) -> Found<(usize, usize)> {
+    fn settled(&mut self, hoped: Option<&Worn>) -> Found<Worn> {
         let deadline = Instant::now() + Duration::from_secs(5);
         let mut before = None;
         let mut same = 0;
@@ -1015,9 +1028,10 @@ impl Epoch<'_> {
             self.tend_server()?;
             let server = self.server.as_ref().context("no server")?;
             let now = server.process.descriptors_and_threads()?;
-            same = if before == Some(now) { same + 1 } else { 0 };
-            before = Some(now);
-            let as_hoped = hoped.is_none_or(|hoped| hoped == now);
+            let is_same = before.as_ref() == Some(&now);
+            same = if is_same { same + 1 } else { 0 };
+            let as_hoped = hoped.is_none_or(|hoped| *hoped == now);
+            before = Some(now.clone());
             if (same >= 20 && as_hoped) || Instant::now() > deadline {
                 return Ok(now);
             }
@@ -1056,6 +1070,9 @@ impl Epoch<'_> {
         );
     }
 }
+
+/// What a process has open, and the names of its threads.
+type Worn = (Vec<String>, Vec<String>);
 
 /// Names of files, in the state directory and in shared memory.
 type Files = (

@@ -101,12 +101,13 @@ impl Points {
         random: &mut Random,
         may_come: impl Fn(&str) -> bool,
     ) -> Option<Shot> {
-        let least = |point: &&Point| 2 * point.score.kills + point.dry;
-        let point = self
-            .0
-            .iter()
-            .filter(|point| point.site == site && may_come(point.name))
-            .min_by_key(least)?;
+        let tried = |point: &Point| 2 * point.score.kills + point.dry;
+        let here = self.0.iter();
+        let here = here.filter(|point| point.site == site && may_come(point.name));
+        let here: Vec<_> = here.collect();
+        let least = here.iter().map(|point| tried(point)).min()?;
+        let equal: Vec<_> = here.iter().filter(|point| tried(point) == least).collect();
+        let point = equal[random.below(equal.len() as u64) as usize];
         let action = match random.below(10) {
             0 if point.can_fail => Action::Error,
             1 if point.score.kills > 1 => Action::Stop,

@@ -125,7 +125,8 @@ impl Report {
         line(
             "claims",
             format!(
-                "in {} of {} checks whatever was acknowledged must be there (all fit memory, or storage keeps all that leaves it); in the                  others it may be missing, but for objects whose files are there",
+                "in {} of {} checks whatever was acknowledged must be there (all fit memory, or storage keeps all that leaves it); in the \
+                 others it may be missing, but for objects whose files are there",
                 self.claims, self.checks
             ),
         );
