@@ -187,6 +187,8 @@ fn two_checkpoints_of_one_name_do_not_share_objects() {
     let expect = |model: &str| Expect {
         layout: Some(Layout::new(model, "bf16", &[1], "nhd").fingerprint()),
         verify: true,
+        wait: Duration::ZERO,
+        object_bytes: None,
     };
     let meta = ondol_protocol::ObjectMeta {
         layout: expect("served/weights-a").layout,
