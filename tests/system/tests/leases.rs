@@ -350,6 +350,8 @@ fn a_client_that_proposes_one_lease_twice_leaves_nothing_held() {
             group,
             prefix: false,
             expect: None,
+            wait_ms: 0,
+            expected_len: 0,
         });
         assert!(
             matches!(answer, Err(ControlError::Refused(_))),
