@@ -101,11 +101,15 @@ impl Journal {
         let (index, end) = scan(&file, length)
             .with_context(|| format!("cannot read the journal {}", path.display()))?;
         file.set_len(end)?;
+        let cut_bytes = length.saturating_sub(end);
+        if cut_bytes > 0 {
+            tracing::warn!(path = %path.display(), cut_bytes, "a record is not whole: the journal ends before it now");
+        }
         let journal = Self {
             file,
             writer: Mutex::new(Writer { end, broken: None }),
             index: Mutex::new(index),
-            cut_bytes: length.saturating_sub(end),
+            cut_bytes,
         };
         let figures = journal.figures();
         if figures.dead_bytes <= figures.file_bytes / 2 {
