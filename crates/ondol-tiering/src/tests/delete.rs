@@ -1,6 +1,7 @@
 //! What clients delete.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ondol_plugin::l2::StoreResult;
@@ -9,7 +10,8 @@ use ondol_testkit::l2::{HeldStore, ManualAdapter};
 
 use super::shelf::Shelf;
 use super::{
-    LEN, WATCHDOG, backend, bytes, commit, config, count, key, l1, shelf_backend, start, until,
+    LEN, WATCHDOG, backend, bytes, commit, config, count, key, l1, shelf_backend, start, unstored,
+    until,
 };
 use crate::codec::Codec;
 use crate::memory::testing::L1;
@@ -44,7 +46,7 @@ fn what_a_client_deletes_is_gone_from_storage_and_may_be_stored_anew() {
     let tiering = start(&l1, vec![shelf_backend(&shelf, "")], config());
     commit(&l1, &tiering, 0..3);
     until("they are stored", || shelf.len() == 3);
-    until("it is known", || super::unstored(&l1, 0..3) == 0);
+    until("it is known", || unstored(&l1, 0..3) == 0);
     let from_memory = || l1.memory.evict(&[key(1)]);
     assert_eq!(tiering.delete(&[key(1)], soon(), from_memory).unwrap(), 1);
     assert!(shelf.get(&key(1)).is_none());
@@ -133,7 +135,7 @@ fn a_store_that_was_under_way_does_not_bring_back_what_is_deleted() {
     let again = manual.next_store();
     assert_eq!(names(&again), [name(1)]);
     again.succeed();
-    until("it is stored", || super::unstored(&l1, [1]) == 0);
+    until("it is stored", || unstored(&l1, [1]) == 0);
     tiering.close(WATCHDOG);
 }
 
@@ -156,12 +158,12 @@ fn what_is_committed_during_a_delete_is_stored_after_it() {
         other.succeed();
         store.succeed();
         deletion.join().unwrap().unwrap();
-        assert_eq!(super::unstored(&l1, [1]), 1, "the older one was stored");
+        assert_eq!(unstored(&l1, [1]), 1, "the older one was stored");
         let again = manual.next_store();
         assert_eq!(again.batch[0].object.body(), newer);
         again.succeed();
     });
-    until("it is stored", || super::unstored(&l1, [1, 2]) == 0);
+    until("it is stored", || unstored(&l1, [1, 2]) == 0);
     tiering.close(WATCHDOG);
 }
 
@@ -190,7 +192,7 @@ fn what_waits_to_be_stored_or_tried_again_is_not_stored_once_it_is_deleted() {
         assert_eq!(names(&next), [name(number)]);
         next.succeed();
     }
-    until("all is stored", || super::unstored(&l1, 0..4) == 0);
+    until("all is stored", || unstored(&l1, 0..4) == 0);
     tiering.close(WATCHDOG);
     assert_eq!(manual.waiting(), (0, 0, 0));
 }
@@ -219,6 +221,93 @@ fn a_delete_says_so_if_a_store_hangs() {
     assert_eq!(manual.deleted().last(), Some(&object_key(&key(1))));
     commit(&l1, &tiering, [1]);
     manual.next_store().succeed();
-    until("it is stored", || super::unstored(&l1, [1]) == 0);
+    until("it is stored", || unstored(&l1, [1]) == 0);
+    tiering.close(WATCHDOG);
+}
+
+/// The bytes of one version of an object.
+fn version(number: u64, version: u64) -> Vec<u8> {
+    let mut bytes = bytes(number);
+    bytes[..8].copy_from_slice(&version.to_le_bytes());
+    bytes
+}
+
+// Each client is alone with its objects, so it knows what it must find: the version that it stored last, or nothing. Others ask
+// for them all the time, so that loads, stores, walks and deletes of one object meet in every way.
+#[test]
+fn whatever_goes_on_beside_it_what_was_deleted_never_comes_back() {
+    const CLIENTS: u64 = 3;
+    const OBJECTS: u64 = 4;
+    const ROUNDS: u64 = 200;
+    let (l1, shelves) = (l1(), [Shelf::default(), Shelf::default()]);
+    let backends = shelves.each_ref().map(|shelf| shelf_backend(shelf, ""));
+    let tiering = start(&l1, backends.into(), config());
+    let ends = AtomicBool::new(false);
+    let delete = |number: u64| {
+        let from_memory = || l1.directory.delete(&[key(number)]).unwrap();
+        tiering.delete(&[key(number)], soon(), from_memory).unwrap();
+    };
+    let assert_gone = |number: u64| {
+        assert!(!came(ask(&tiering, number)), "{number} came back");
+        assert!(!l1.has(&key(number)), "{number} is in memory again");
+        let stored = |shelf: &Shelf| shelf.get(&key(number)).is_some();
+        assert!(!shelves.iter().any(stored), "{number} is in storage again");
+    };
+    let client = |client: u64| {
+        let mut random = client + 1;
+        let mut is_gone = [true; OBJECTS as usize];
+        for round in 1..=ROUNDS {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            let object = (random >> 33) % OBJECTS;
+            let choice = random >> 40;
+            let number = client * OBJECTS + object;
+            let (name, now) = (key(number), version(number, round));
+            let is_gone = &mut is_gone[object as usize];
+            if *is_gone {
+                // Also what was under way when it was deleted has ended by now, most likely.
+                assert_gone(number);
+            } else {
+                delete(number);
+                if choice & 1 == 0 {
+                    assert_gone(number);
+                }
+            }
+            assert!(l1.put(&name, &now), "{number} is there already");
+            tiering.committed(&[(name.clone(), LEN as u64)]);
+            *is_gone = choice & 2 == 0;
+            if *is_gone {
+                delete(number);
+                continue;
+            }
+            if choice & 4 == 0 {
+                until("it is stored", || unstored(&l1, [number]) == 0);
+            }
+            if choice & 8 == 0 {
+                l1.memory.evict(std::slice::from_ref(&name));
+            }
+            if choice & 16 == 0 {
+                let report = ask(&tiering, number).wait(soon());
+                if let Some(found) = &report.leases[0][0] {
+                    assert!(found.as_ref() == now, "{number} is of another version");
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            let mut number = 0;
+            while !ends.load(Ordering::Relaxed) {
+                number = (number + 1) % (CLIENTS * OBJECTS);
+                came(ask(&tiering, number));
+            }
+        });
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|number| scope.spawn(move || client(number)))
+            .collect();
+        let ended: Vec<_> = clients.into_iter().map(|client| client.join()).collect();
+        ends.store(true, Ordering::Relaxed);
+        others.join().unwrap();
+        ended.into_iter().for_each(|ended| ended.unwrap());
+    });
     tiering.close(WATCHDOG);
 }
