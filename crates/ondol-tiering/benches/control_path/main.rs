@@ -1,9 +1,13 @@
 //! What the storage tier's control path costs: CPU time of the process per key, beside what LMCache 0.5.6 was measured to
 //! take. Prints figures and asserts nothing.
 //!
-//! `cargo bench -p ondol-tiering --bench control_path` prints the best of several rounds. The backend does nothing, and the objects are
-//! small, so that what is left is the bookkeeping: queues, leases, names, trailers, tasks, marks.
+//! `cargo bench -p ondol-tiering --bench control_path` prints the best of several rounds. The backends do next to nothing, and the
+//! objects are small, so that what is left is the bookkeeping: queues, leases, names, trailers, tasks, marks.
+//!
+//! With `--once stored`, `--once prefetch` or `--once memory`, each of which does what the one before does and more, it runs once,
+//! for a profiler.
 
+mod keeping;
 mod null;
 mod prefetch;
 #[allow(dead_code, reason = "the tests use more of it")]
@@ -15,6 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use ondol_host::l2::{Backend, LaneOptions};
+use ondol_plugin::l2::L2Adapter;
 use ondol_plugin::{Key, KeyTag};
 use ondol_protocol::{Commit, CommitOutcome};
 use ondol_shm::{Location, ObjectMeta};
@@ -74,10 +79,10 @@ fn commit(l1: &L1, request: u64, keys: &[Key]) -> Vec<(Key, u64)> {
     keys.iter().map(|key| (key.clone(), LEN)).collect()
 }
 
-fn tier(l1: &L1, adapter: NullAdapter) -> Arc<Tiering> {
+fn tier(l1: &L1, adapter: Box<dyn L2Adapter>) -> Arc<Tiering> {
     let spec = r#"{"type":"null"}"#.parse().expect("a specification");
     let options = LaneOptions::default();
-    let backend = Backend::start("null#0", spec, false, Box::new(adapter), options);
+    let backend = Backend::start("null#0", spec, false, adapter, options);
     let backends = vec![backend.expect("a lane")];
     let tiering = Tiering::start(Arc::clone(&l1.memory), backends, TieringConfig::default());
     tiering.expect("the storage tier starts")
@@ -87,7 +92,7 @@ fn tier(l1: &L1, adapter: NullAdapter) -> Arc<Tiering> {
 fn store(keys: &[Key]) -> (f64, f64) {
     let l1 = L1::new((KEYS as u64 * STRIDE).next_multiple_of(2 << 20) + (8 << 20));
     let (adapter, stored) = NullAdapter::new();
-    let tiering = tier(&l1, adapter);
+    let tiering = tier(&l1, Box::new(adapter));
     let begin = cpu_us();
     let batches: Vec<_> = keys.chunks(BATCH).zip(1..).collect();
     let batches: Vec<_> = batches
@@ -122,8 +127,24 @@ fn print(what: &str, ours: f64, reference: f64) {
     );
 }
 
+/// Runs a part once and prints nothing.
+fn once(keys: &[Key], part: &str) {
+    let fetches = ["stored", "prefetch", "memory"];
+    let fetches = fetches.iter().position(|known| *known == part);
+    let fetches = fetches.expect("--once stored, prefetch or memory");
+    let (_l1, tiering) = prefetch::stored(keys);
+    for _ in 0..fetches {
+        prefetch::fetch(&tiering, keys);
+    }
+    tiering.close(Duration::from_secs(10));
+}
+
 fn main() {
     let keys = keys();
+    let mut args = std::env::args();
+    if args.any(|arg| arg == "--once") {
+        return once(&keys, &args.next().unwrap_or_default());
+    }
     let best = |rounds: &[(f64, f64)], part: fn(&(f64, f64)) -> f64| {
         rounds.iter().map(part).fold(f64::INFINITY, f64::min)
     };
@@ -142,6 +163,10 @@ fn main() {
         let rounds = (0..ROUNDS).map(|_| measure(&keys));
         rounds.fold(f64::INFINITY, f64::min)
     };
-    print("prefetch: null backend", best(prefetch::from_backend), 22.2);
+    print(
+        "prefetch: from a backend",
+        best(prefetch::from_backend),
+        22.2,
+    );
     print("prefetch: all in memory", best(prefetch::from_memory), 6.4);
 }

@@ -1,33 +1,39 @@
-//! Prefetches from a backend that finds everything and moves no bytes.
+//! Prefetches of small objects that were stored before, from a backend that keeps them in memory.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use ondol_host::l2::{Backend, LaneOptions};
 use ondol_plugin::Key;
-use ondol_testkit::l2::NullAdapter;
-use ondol_tiering::{FetchPolicy, PrefetchRequest, Row, Tiering, TieringConfig};
+use ondol_tiering::{FetchPolicy, PrefetchRequest, Row, Tiering};
 
-use super::{BATCH, KEYS, STRIDE, cpu_us};
+use super::keeping::KeepingAdapter;
+use super::{BATCH, LEN, STRIDE, commit, cpu_us, tier};
 use crate::testing::L1;
 
 const A_MINUTE: Duration = Duration::from_secs(60);
 
-/// A tier whose pool has room for all keys. Its pages were written to before: then they cost no faults, and hold what could be
-/// objects of LMCache's, which have no trailer to be checked.
-fn tier() -> (L1, Arc<Tiering>) {
-    let l1 = L1::new((KEYS as u64 * STRIDE).next_multiple_of(2 << 20) + (8 << 20));
-    for page in l1.memory.reserve(&vec![STRIDE; KEYS]) {
+/// A tier that has stored these objects, as it stores those of clients, and whose memory has let go of them.
+pub(super) fn stored(keys: &[Key]) -> (L1, Arc<Tiering>) {
+    let bytes = keys.len() as u64 * (STRIDE + LEN);
+    let l1 = L1::new(bytes.next_multiple_of(2 << 20) + (8 << 20));
+    let adapter = KeepingAdapter::new(keys.len());
+    let tiering = tier(&l1, Box::new(adapter));
+    for (keys, request) in keys.chunks(BATCH).zip(1..) {
+        tiering.committed(&commit(&l1, request, keys));
+    }
+    while l1.memory.unstored(keys).count_ones() > 0 {
+        thread::sleep(Duration::from_millis(2));
+    }
+    while l1.memory.contains(keys).count_ones() > 0 {
+        l1.memory.evict(keys);
+    }
+    // Written to before, pages cost no faults.
+    for page in l1.memory.reserve(&vec![LEN; keys.len()]) {
         page.expect("room for all").as_mut().fill(0xa5);
     }
     l1.memory.flush_returns();
-    let adapter = NullAdapter::full(STRIDE).expect("three descriptors");
-    let spec = r#"{"type":"null"}"#.parse().expect("a specification");
-    let options = LaneOptions::default();
-    let backend = Backend::start("null#0", spec, true, Box::new(adapter), options);
-    let backends = vec![backend.expect("a lane")];
-    let tiering = Tiering::start(Arc::clone(&l1.memory), backends, TieringConfig::default());
-    (l1, tiering.expect("the storage tier starts"))
+    (l1, tiering)
 }
 
 fn request(keys: &[Key]) -> PrefetchRequest {
@@ -35,15 +41,16 @@ fn request(keys: &[Key]) -> PrefetchRequest {
         rows: vec![Row {
             keys: keys.to_vec(),
             window: None,
-            expected_len: Some(STRIDE),
+            expected_len: None,
         }],
         policy: FetchPolicy::Prefix,
         timeout: A_MINUTE,
     }
 }
 
-/// CPU time per key of fetching these batches, one after the other, leases included.
-fn fetch(tiering: &Tiering, batches: Vec<PrefetchRequest>) -> f64 {
+/// CPU time per key of fetching these objects batch by batch, one after the other, leases included.
+pub(super) fn fetch(tiering: &Tiering, keys: &[Key]) -> f64 {
+    let batches: Vec<_> = keys.chunks(BATCH).map(request).collect();
     let begin = cpu_us();
     for batch in batches {
         let report = tiering.prefetch(batch).wait(Instant::now() + A_MINUTE);
@@ -51,24 +58,24 @@ fn fetch(tiering: &Tiering, batches: Vec<PrefetchRequest>) -> f64 {
         let counters = || tiering.stats().counters;
         assert_eq!(came, BATCH, "{:?}", counters());
     }
-    (cpu_us() - begin) / KEYS as f64
+    (cpu_us() - begin) / keys.len() as f64
 }
 
 /// Objects that only the backend has.
 pub(super) fn from_backend(keys: &[Key]) -> f64 {
-    let (_l1, tiering) = tier();
-    let batches = keys.chunks(BATCH).map(request).collect();
-    let per_key = fetch(&tiering, batches);
+    let (_l1, tiering) = stored(keys);
+    let per_key = fetch(&tiering, keys);
+    let counters = tiering.stats().counters;
+    assert_eq!(counters["ondol_l2_prefetch_unverified_total"], 0);
     tiering.close(Duration::from_secs(10));
     per_key
 }
 
 /// Objects that memory has.
 pub(super) fn from_memory(keys: &[Key]) -> f64 {
-    let (_l1, tiering) = tier();
-    let batches = || keys.chunks(BATCH).map(request).collect();
-    fetch(&tiering, batches());
-    let per_key = fetch(&tiering, batches());
+    let (_l1, tiering) = stored(keys);
+    fetch(&tiering, keys);
+    let per_key = fetch(&tiering, keys);
     tiering.close(Duration::from_secs(10));
     per_key
 }

@@ -3,6 +3,12 @@
 //! A backend with an `eviction` in its configuration has a thread that knows what is stored there: from a listing at the start, from
 //! stores, loads and deletes since. When stores have filled the backend to its watermark, the thread deletes by bytes, in the order of
 //! a policy. A cache salt that has more than its quota is brought down to it, however full the backend is.
+//!
+//! An object that is deleted here and that memory still has stays marked as stored in memory. The mark is then wrong: when memory
+//! makes room, the object goes before others that are not stored, and is gone for good. It is left all the same. Without it the
+//! next walk of the store controller would write the object back into the backend that has just made room, which would have to
+//! evict it, or another one, once more. Clients' deletes do take the mark away, see `Tiering::delete`; objects that
+//! loads find missing or corrupt are not in memory, and have none.
 
 mod inventory;
 mod plan;

@@ -20,7 +20,7 @@ use super::request::{Request, Todo};
 use super::room::Room;
 use super::speed::Speed;
 use crate::attached::{Attached, AttachedBackends};
-use crate::{Leased, Memory, Page, TieringConfig};
+use crate::{Memory, Page, TieringConfig};
 
 /// What the controller, callers' threads and tasks share.
 #[derive(Debug)]
@@ -80,12 +80,14 @@ pub(super) struct Controller {
     janitor: Janitor,
     /// Decodes what is encoded; made when it is needed first.
     decoders: Option<WorkerPool>,
-    requests: HashMap<u64, Box<Request>>,
+    requests: HashMap<u64, Box<Request>, foldhash::fast::RandomState>,
     deadlines: BTreeSet<(Instant, u64)>,
     /// Requests that want to load, in the order in which they came.
     queue: VecDeque<u64>,
     /// The keys that are being loaded.
     loading: HashMap<Key, Load, foldhash::fast::RandomState>,
+    /// How many of them are doomed.
+    doomed: usize,
     /// The keys that are being deleted, and how often.
     barred: HashMap<Key, usize>,
     /// How fast each backend is.
@@ -95,10 +97,30 @@ pub(super) struct Controller {
 /// A load of one key.
 #[derive(Debug, Default)]
 struct Load {
-    /// The cells that wait for it, by their requests; none if it is doomed.
-    waiters: Vec<(u64, usize)>,
+    /// A cell that waits for it, by its request; most often there is one, and none if it is doomed.
+    waiter: Option<(u64, usize)>,
+    /// More of them.
+    others: Vec<(u64, usize)>,
     /// What it brings is not admitted: the object was deleted meanwhile.
     is_doomed: bool,
+}
+
+impl Load {
+    /// One more cell waits for it; whether it is the only one.
+    fn add(&mut self, waiter: (u64, usize)) -> bool {
+        if self.waiter.is_none() {
+            self.waiter = Some(waiter);
+            return true;
+        }
+        self.others.push(waiter);
+        false
+    }
+
+    /// The cells that wait for it, which do so no longer.
+    fn take_waiters(&mut self) -> impl Iterator<Item = (u64, usize)> + use<> {
+        let others = std::mem::take(&mut self.others);
+        self.waiter.take().into_iter().chain(others)
+    }
 }
 
 impl Shared {
@@ -172,10 +194,11 @@ impl Controller {
             shared,
             events,
             decoders: None,
-            requests: HashMap::new(),
+            requests: HashMap::default(),
             deadlines: BTreeSet::new(),
             queue: VecDeque::new(),
             loading: HashMap::default(),
+            doomed: 0,
             barred: HashMap::new(),
             speeds: HashMap::new(),
         })
@@ -273,8 +296,10 @@ impl Controller {
             let Some(load) = self.loading.get_mut(key) else {
                 continue;
             };
-            load.is_doomed = true;
-            for (id, cell) in std::mem::take(&mut load.waiters) {
+            if !std::mem::replace(&mut load.is_doomed, true) {
+                self.doomed += 1;
+            }
+            for (id, cell) in load.take_waiters() {
                 if let Some(request) = self.requests.get_mut(&id) {
                     request.give_up(cell);
                     touched.push(id);
@@ -321,15 +346,22 @@ impl Controller {
     /// what may be loaded now is.
     fn progress(&mut self, ids: &[u64]) {
         for id in ids {
+            if self.requests.get(id).is_some_and(|it| it.has_all()) {
+                self.remove(*id);
+                continue;
+            }
+            let is_next = self.queue.is_empty();
             let Some(request) = self.plan(*id) else {
                 continue;
             };
-            if request.todo().is_empty() {
+            if !request.has_todo() {
                 if !request.is_waiting() {
                     self.remove(*id);
                 }
             } else if !request.is_queued {
                 request.is_queued = true;
+                // Nothing changes before its turn.
+                request.is_planned = is_next;
                 self.queue.push_back(*id);
             }
         }
@@ -357,7 +389,7 @@ impl Controller {
         if !loading.is_empty() {
             request.join_loads(|key, cell| match loading.get_mut(key) {
                 Some(load) if !load.is_doomed => {
-                    load.waiters.push((id, cell));
+                    load.add((id, cell));
                     true
                 }
                 _ => false,
@@ -381,7 +413,12 @@ impl Controller {
     fn load_next(&mut self, id: u64) -> bool {
         let limit = self.shared.config.load_in_flight_bytes;
         loop {
-            let Some(request) = self.plan(id) else {
+            let is_planned = |request: &mut Box<Request>| std::mem::take(&mut request.is_planned);
+            if !self.requests.get_mut(&id).is_some_and(is_planned) {
+                self.plan(id);
+            }
+            let request = self.requests.get_mut(&id);
+            let Some(request) = request.filter(|request| !request.is_looking_up()) else {
                 return true;
             };
             let todo = request.todo();
@@ -393,13 +430,14 @@ impl Controller {
                 }
                 return true;
             }
+            let planned = todo.len();
             let bytes: u64 = todo.iter().map(|todo| todo.room.bytes()).sum();
             let in_flight = self.shared.loading_bytes.load(Ordering::Relaxed);
             // What is larger than the limit waits until it is alone, and goes in parts.
             if in_flight > 0 && in_flight.saturating_add(bytes) > limit {
                 return false;
             }
-            let mut part = Vec::new();
+            let mut part = Vec::with_capacity(planned);
             let mut bytes = 0_u64;
             for next in todo {
                 bytes = bytes.saturating_add(next.room.bytes());
@@ -408,18 +446,25 @@ impl Controller {
                 }
                 part.push(next);
             }
-            self.load(id, part);
+            let is_last = part.len() == planned;
+            if self.load(id, part) && is_last {
+                if let Some(request) = self.requests.get_mut(&id) {
+                    request.is_queued = false;
+                    request.release_unwanted();
+                }
+                return true;
+            }
         }
     }
 
-    /// Reserves pages for these cells and starts their loads.
-    fn load(&mut self, id: u64, part: Vec<Todo>) {
+    /// Reserves pages for these cells and starts their loads; whether it has started all of them.
+    fn load(&mut self, id: u64, part: Vec<Todo>) -> bool {
         let shared = Arc::clone(&self.shared);
         let lengths: Vec<_> = part.iter().filter_map(|todo| page_len(todo.room)).collect();
         let mut reserved = shared.memory.reserve(&lengths).into_iter();
         failpoint!("load.reserved");
         let Some(request) = self.requests.get_mut(&id) else {
-            return;
+            return false;
         };
         let mut ready = Vec::with_capacity(part.len());
         let mut is_short = false;
@@ -436,15 +481,15 @@ impl Controller {
         if is_short {
             // Less is wanted now: pages that serve nothing any more are let go.
             let Some(request) = self.plan(id) else {
-                return;
+                return false;
             };
             ready.retain(|(todo, _)| request.wants(todo.cell));
         }
-        self.submit(id, ready);
+        self.submit(id, ready) && !is_short
     }
 
-    /// Starts the loads of these cells, one for each backend.
-    fn submit(&mut self, id: u64, ready: Vec<(Todo, Option<Page>)>) {
+    /// Starts the loads of these cells, one for each backend; whether none was left out.
+    fn submit(&mut self, id: u64, ready: Vec<(Todo, Option<Page>)>) -> bool {
         let Self {
             shared,
             requests,
@@ -452,20 +497,22 @@ impl Controller {
             ..
         } = self;
         let Some(request) = requests.get_mut(&id) else {
-            return;
+            return false;
         };
         let mut groups: Vec<Group> = Vec::new();
+        let objects = ready.len();
+        let mut started_all = true;
         for (todo, page) in ready {
             let cell = request.cell(todo.cell);
             let load = loading.entry(cell.key.clone()).or_default();
             if load.is_doomed {
                 // A second load would take the mark from it.
                 request.give_up(todo.cell);
+                started_all = false;
                 continue;
             }
-            load.waiters.push((id, todo.cell));
             // The same key twice in one request is loaded once.
-            if load.waiters.len() == 1 {
+            if load.add((id, todo.cell)) {
                 let object = BatchCell {
                     key: cell.key.clone(),
                     name: request.name(todo.cell).clone(),
@@ -476,7 +523,8 @@ impl Controller {
                 let at = known.unwrap_or_else(|| {
                     groups.push(Group {
                         answer: todo.answer,
-                        ..Group::default()
+                        cells: Vec::with_capacity(objects),
+                        objects: Vec::with_capacity(objects),
                     });
                     groups.len() - 1
                 });
@@ -498,6 +546,7 @@ impl Controller {
                 });
         }
         failpoint!("load.submitted");
+        started_all
     }
 
     /// A load has finished: what it brought is checked, elsewhere if that takes a while.
@@ -558,9 +607,8 @@ impl Controller {
         let mut objects = Vec::with_capacity(outcomes.len());
         let mut results = Vec::with_capacity(outcomes.len());
         for (cell, outcome) in batch.cells().iter().zip(outcomes) {
-            let load = self.loading.get(&cell.key);
             let outcome = match outcome {
-                Ok(_) if load.is_some_and(|load| load.is_doomed) => Err(Failure::Deleted),
+                Ok(_) if self.is_doomed(&cell.key) => Err(Failure::Deleted),
                 outcome => outcome,
             };
             results.push(outcome.map(|arrival| {
@@ -586,16 +634,39 @@ impl Controller {
         failpoint!("load.unlocked");
         let mut touched = Vec::new();
         let mut corrupt = Vec::new();
-        let (mut used, mut gone) = (Vec::with_capacity(cells.len()), Vec::new());
+        let (mut used, mut gone) = (Vec::new(), Vec::new());
+        let (mut loaded, mut loaded_bytes, mut more) = (0, 0, 0);
         for (cell, result) in cells.into_iter().zip(results) {
             match result {
-                Ok(_) => used.push(cell.name.clone()),
-                Err(Failure::Missing) => gone.push(cell.name.clone()),
-                Err(_) => {}
+                Ok(len) => {
+                    if let Some(lease) = admitted.next().flatten() {
+                        loaded += 1;
+                        loaded_bytes += len;
+                        let told = self.tell(&cell.key, &mut touched, |request, at| {
+                            request.receive(at, lease.clone());
+                        });
+                        more += told.saturating_sub(1);
+                    } else {
+                        counters.not_recorded.increment();
+                        self.tell(&cell.key, &mut touched, Request::give_up);
+                    }
+                    if attached.evictions.is_some() {
+                        used.push(cell.name);
+                    }
+                }
+                Err(failure) => {
+                    match failure {
+                        Failure::Missing => gone.push(cell.name),
+                        Failure::Corrupt => corrupt.push(cell.name),
+                        _ => {}
+                    }
+                    self.conclude(&attached, &cell.key, failure, &mut touched);
+                }
             }
-            let came = result.map(|len| (len, admitted.next().flatten()));
-            self.conclude(&attached, cell, came, &mut touched, &mut corrupt);
         }
+        counters.loaded.add(loaded);
+        counters.loaded_bytes.add(loaded_bytes);
+        counters.shared.add(more);
         attached.note_loaded(&used);
         if !gone.is_empty() {
             attached.note_deleted(&gone);
@@ -608,52 +679,33 @@ impl Controller {
         self.progress(&touched);
     }
 
-    /// Tells who waits for an object what became of its load.
+    /// Whether what is loaded of this key is not to be admitted.
+    fn is_doomed(&self, key: &Key) -> bool {
+        self.doomed > 0 && self.loading.get(key).is_some_and(|load| load.is_doomed)
+    }
+
+    /// Tells who waits for an object that it has not come.
     fn conclude(
         &mut self,
         attached: &Attached,
-        cell: BatchCell,
-        came: Result<(u64, Option<Leased>), Failure>,
+        key: &Key,
+        failure: Failure,
         touched: &mut Vec<u64>,
-        corrupt: &mut Vec<ObjectKey>,
     ) {
-        let shared = Arc::clone(&self.shared);
-        let counters = &shared.counters;
-        let failure = match came {
-            Ok((len, Some(lease))) => {
-                counters.loaded.increment();
-                counters.loaded_bytes.add(len);
-                let told = self.tell(&cell.key, touched, |request, at| {
-                    request.receive(at, lease.clone());
-                });
-                counters.shared.add(told.saturating_sub(1));
-                return;
-            }
-            Ok((_, None)) => {
-                counters.not_recorded.increment();
-                self.tell(&cell.key, touched, Request::give_up);
-                return;
-            }
-            Err(failure) => failure,
-        };
+        let counters = &self.shared.counters;
         match failure {
             Failure::Missing => counters.missing.increment(),
             Failure::Failed => counters.failed.increment(),
-            Failure::Corrupt => {
-                counters.corrupt.increment();
-                corrupt.push(cell.name);
-            }
+            Failure::Corrupt => counters.corrupt.increment(),
             Failure::OtherLength => counters.other_length.increment(),
+            Failure::Deleted => counters.deleted.increment(),
             Failure::NoRoom => {
                 counters.l1_oom.increment();
-                self.tell(&cell.key, touched, Request::give_up);
+                self.tell(key, touched, Request::give_up);
                 return;
             }
-            Failure::Deleted => counters.deleted.increment(),
         }
-        self.tell(&cell.key, touched, |request, at| {
-            request.failed(at, attached.id);
-        });
+        self.tell(key, touched, |request, at| request.failed(at, attached.id));
     }
 
     /// Tells every request that waits for the load of this key; how many there were.
@@ -664,8 +716,11 @@ impl Controller {
         mut what: impl FnMut(&mut Request, usize),
     ) -> u64 {
         let mut told = 0;
-        let load = self.loading.remove(key).unwrap_or_default();
-        for (id, cell) in load.waiters {
+        let mut load = self.loading.remove(key).unwrap_or_default();
+        if load.is_doomed {
+            self.doomed -= 1;
+        }
+        for (id, cell) in load.take_waiters() {
             if let Some(request) = self.requests.get_mut(&id) {
                 what(request, cell);
                 told += 1;
@@ -679,7 +734,6 @@ impl Controller {
 }
 
 /// What one backend loads of a request.
-#[derive(Default)]
 struct Group {
     /// Which backend's answer it is.
     answer: usize,

@@ -233,7 +233,8 @@ impl PrefetchController {
         admissions: u64,
     ) -> Running {
         let shared = &self.shared;
-        let mut cells = Vec::new();
+        let there: usize = present.iter().map(Bitmap::count_ones).sum();
+        let mut cells = Vec::with_capacity(rows.len() * slot.shape().columns - there);
         for column in 0..slot.shape().columns {
             for (at, row) in rows.iter().enumerate() {
                 if !present[at].test(column) {

@@ -23,6 +23,8 @@ pub(super) struct Request {
     pub(super) deadline: Option<Instant>,
     /// Whether it stands in the queue of those that want to load.
     pub(super) is_queued: bool,
+    /// Whether nothing has changed since it was planned.
+    pub(super) is_planned: bool,
     /// The chunks of each row that are or were leased for it.
     present: Vec<Bitmap>,
     /// What memory did not have, column by column: so the first chunks are loaded first.
@@ -125,6 +127,7 @@ impl Request {
             // A time that no clock reaches is none.
             deadline: Instant::now().checked_add(timeout),
             is_queued: false,
+            is_planned: false,
             wanted: Vec::new(),
             present,
             cells,
@@ -336,13 +339,25 @@ impl Request {
 
     /// What is wanted and is not on its way yet.
     pub(super) fn todo(&self) -> Vec<Todo> {
-        let wanted = self.open().filter(|cell| self.wants(*cell));
-        wanted
-            .filter_map(|cell| {
-                let (answer, room) = self.source(cell)?;
-                Some(Todo { cell, answer, room })
-            })
-            .collect()
+        let mut todo = Vec::with_capacity(self.cells.len());
+        for cell in self.open().filter(|cell| self.wants(*cell)) {
+            if let Some((answer, room)) = self.source(cell) {
+                todo.push(Todo { cell, answer, room });
+            }
+        }
+        todo
+    }
+
+    /// Whether something wanted is not on its way yet.
+    pub(super) fn has_todo(&self) -> bool {
+        self.open()
+            .any(|cell| self.wants(cell) && self.source(cell).is_some())
+    }
+
+    /// Whether all that memory did not have has come.
+    pub(super) fn has_all(&self) -> bool {
+        let mut cells = self.cells.iter();
+        cells.all(|cell| cell.state == State::Present)
     }
 
     /// Whether something wanted is on its way.
