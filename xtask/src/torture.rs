@@ -4,15 +4,15 @@ use anyhow::Result;
 
 use crate::workspace::{self, Workspace};
 
-/// Kills of the run that is part of the suite: about a minute on two cores.
-const SHORT: &str = "--kills=60";
+/// Kills of the run that is part of the suite: about a minute on two cores, and some three pools, most of them with storage.
+const SHORT: &str = "--kills=150";
 
 /// Everything goes to the harness, which is built with its failpoints and with the checks of a debug build: they find
 /// what a release build would let pass, and most of the time goes into starting processes and not into them.
 ///
 /// `--kills N` processes are killed (100), `--seed S` repeats the plan of a run, `--clients N` work at once,
-/// `--durability none|fsync` and `--device shm|dir` settle what else changes from pool to pool, `--seconds S` ends a
-/// run early, `--each N` says how often each failpoint must have killed a process, and `--dir DIR` where to work.
+/// `--durability none|fsync`, `--device shm|dir` and `--l2 none|fs|memory` (the storage behind the pool) settle what else
+/// changes from pool to pool, `--seconds S` ends a run early, `--each N` says how often each failpoint must have killed a process, and `--dir DIR` where to work.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
     /// Options of the harness; `-- --help` shows them
