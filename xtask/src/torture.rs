@@ -12,7 +12,8 @@ const SHORT: &str = "--kills=150";
 ///
 /// `--kills N` processes are killed (100), `--seed S` repeats the plan of a run, `--clients N` work at once,
 /// `--durability none|fsync`, `--device shm|dir` and `--l2 none|fs|memory` (the storage behind the pool) settle what else
-/// changes from pool to pool, `--seconds S` ends a run early, `--each N` says how often each failpoint must have killed a process, and `--dir DIR` where to work.
+/// changes from pool to pool, `--seconds S` ends a run early, `--each N` says how often each failpoint must have killed a
+/// process, and `--dir DIR` where to work.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
     /// Options of the harness; `-- --help` shows them
