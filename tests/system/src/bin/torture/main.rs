@@ -9,6 +9,10 @@
 //! work, something happens to them and to the server, the server ends, another one takes its place, and everything is
 //! checked against what the clients wrote down. At the end of an epoch nothing may be left that nobody holds.
 //!
+//! Most pools have storage behind them, of another kind from pool to pool. Objects leave memory for it and come back, faults are
+//! injected, and after each end of a server the directory is compared with what the server says and with what was
+//! acknowledged: what was deleted never comes back, also not under a server with an empty pool; what is there can be had.
+//!
 //! The seed settles what is done to whom, when, and what the clients ask for. How far each process has come by then is
 //! a matter of timing, so a seed repeats a run's plan, not its every step.
 
