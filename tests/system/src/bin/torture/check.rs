@@ -54,6 +54,9 @@ pub(crate) struct Args {
 const BATCH: usize = 64;
 const PART: usize = 4 * BATCH;
 
+/// What does not come to rest within this time never does.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 const WAIT: Duration = Duration::from_millis(OBSERVER_WAITS_MS);
 
 /// Looks at everything once.
@@ -317,7 +320,7 @@ fn settle(
     wrong: impl Fn(&EngineStats) -> Option<String>,
     fault: &dyn Fn(Kind, String),
 ) -> Result<(), HandlerError> {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let stats = handler.stats()?.engine;
         let Some(wrong) = wrong(&stats) else {
@@ -331,22 +334,29 @@ fn settle(
     }
 }
 
-/// Every page of the pool can be had.
+/// Every page of the pool can be had, at the latest when nothing is kept any more of what was brought for readers who did not
+/// come.
 fn take_all(
     handler: &Handler,
     pool_bytes: u64,
     fault: &dyn Fn(Kind, String),
 ) -> Result<(), HandlerError> {
     let page = PAGES[2];
+    let expected = pool_bytes / page;
     let mut pages = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
     let why = loop {
         match handler.alloc_in(page, 1) {
             Ok(page) => pages.push(page),
-            Err(HandlerError::Control(error @ ControlError::PoolFull(_))) => break error,
+            Err(HandlerError::Control(error @ ControlError::PoolFull(_))) => {
+                if pages.len() as u64 == expected || Instant::now() > deadline {
+                    break error;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
             Err(error) => return Err(error),
         }
     };
-    let expected = pool_bytes / page;
     if pages.len() as u64 != expected {
         fault(
             Kind::Leaked,
