@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use ondol_tests::Random;
 
+use crate::storage::is_of_storage;
+
 /// Where a failpoint is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
@@ -167,7 +169,8 @@ impl Points {
         point.dry += 1;
         point.misses += 1;
         point.reach = (point.reach / 4).max(1);
-        if point.misses >= MISSES && point.reach == 1 && point.score.kills == 0 {
+        let may_move = !is_of_storage(point.name);
+        if may_move && point.misses >= MISSES && point.reach == 1 && point.score.kills == 0 {
             point.misses = 0;
             point.site = match point.site {
                 Site::Server => Site::Client,
@@ -200,6 +203,7 @@ fn is_rare(name: &str) -> bool {
         "close.",
         "detach.",
         "device.",
+        "l2evict.",
         "recover.",
         "resume.",
     ];

@@ -24,7 +24,7 @@ pub(crate) enum Storage {
 }
 
 /// Bytes that objects may take where there is little room.
-pub(crate) const LITTLE_ROOM: u64 = 4 << 20;
+const LITTLE_ROOM: u64 = 2 << 20;
 
 /// So long that whatever is there is brought, also under load.
 pub(crate) const OBSERVER_WAITS_MS: u64 = 20_000;
@@ -47,6 +47,18 @@ const ALL: [Storage; 7] = [
     Storage::Failing,
     Storage::Sharded,
 ];
+
+fn area(failpoint: &str) -> &str {
+    failpoint.split('.').next().unwrap_or_default()
+}
+
+/// Whether only a server with storage comes to this failpoint.
+pub(crate) fn is_of_storage(failpoint: &str) -> bool {
+    matches!(
+        area(failpoint),
+        "store" | "spill" | "load" | "admit" | "l2evict"
+    )
+}
 
 impl Storage {
     /// What epochs may have.
@@ -87,10 +99,9 @@ impl Storage {
 
     /// Whether a server with this storage may come to this failpoint.
     pub(crate) fn reaches(self, failpoint: &str) -> bool {
-        match failpoint.split('.').next() {
-            Some("store" | "spill" | "load" | "admit") => self.is_there(),
-            Some("l2evict") => self == Self::Evicting,
-            _ => true,
+        match area(failpoint) {
+            "l2evict" => self == Self::Evicting,
+            _ => self.is_there() || !is_of_storage(failpoint),
         }
     }
 
