@@ -8,6 +8,7 @@ use ondol_plugin::l2::ObjectKey;
 use parking_lot::RwLock;
 
 use crate::codec::Codec;
+use crate::deletion::Holder;
 use crate::error::TieringError;
 use crate::evict::Reports;
 use crate::latch::Latch;
@@ -92,6 +93,22 @@ impl AttachedBackends {
     /// Those that take no new work and are not unused yet.
     pub(crate) fn draining(&self) -> Vec<Draining> {
         self.0.read().draining.clone()
+    }
+
+    /// All that may have objects: those that take new work and those that are draining.
+    pub(crate) fn holders(&self) -> Vec<Holder> {
+        let backends = self.0.read();
+        let active = backends.active.iter().map(|active| Holder {
+            id: active.id,
+            backend: Arc::clone(&active.backend),
+            attached: Some(Arc::clone(active)),
+        });
+        let draining = backends.draining.iter().map(|draining| Holder {
+            id: draining.id,
+            backend: Arc::clone(&draining.backend),
+            attached: None,
+        });
+        active.chain(draining).collect()
     }
 
     /// Takes a backend into use, behind all others.

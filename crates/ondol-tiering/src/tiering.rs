@@ -11,8 +11,8 @@ use ondol_protocol::{BackendStats, L2Stats};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::attached::{Attached, AttachedBackends};
-use crate::deletion::{delete_in, wait_for_stores};
+use crate::attached::AttachedBackends;
+use crate::deletion::{Holder, delete_in, wait_for_stores};
 use crate::error::TieringError;
 use crate::evict::EvictController;
 use crate::prefetch::PrefetchController;
@@ -118,6 +118,7 @@ impl Tiering {
         }
         let report = draining.backend.close(time_left(until));
         self.attached.forget(id);
+        self.store.forget(id);
         Ok(report)
     }
 
@@ -144,19 +145,20 @@ impl Tiering {
         self.prefetch.submit(request)
     }
 
-    /// Deletes objects: from memory, which `from_memory` does, and then in every backend. Loads that are under way do not bring
+    /// Deletes objects: from memory, which `from_memory` does, and then in every backend, draining ones included. Loads that are under way do not bring
     /// them back, nor do stores. Waits until `until` for backends that still read or store them. What is committed anew is stored
     /// anew.
     ///
     /// # Errors
-    /// [`TieringError::NotDeleted`]; then the object may come back, and is to be deleted again.
+    /// [`TieringError::NotDeleted`]; then the object may come back, and is to be deleted again. So it is for as long as a backend
+    /// that keeps objects over a restart is out of use.
     pub fn delete<R>(
         &self,
         keys: &[Key],
         until: Instant,
         from_memory: impl FnOnce() -> R,
     ) -> Result<R, TieringError> {
-        if self.attached.active().is_empty() {
+        if self.attached.holders().is_empty() {
             return Ok(from_memory());
         }
         // First, so that nothing is admitted behind the back of who deletes it.
@@ -166,12 +168,12 @@ impl Tiering {
         let stores = self.store.bar(keys);
         let names: Vec<_> = keys.iter().map(object_key).collect();
         // Each of them is tried, whatever becomes of the others.
-        let delete = |attached: &Arc<Attached>| {
-            let settled = wait_for_stores(&stores, attached, until);
-            let deleted = delete_in(attached, names.clone(), until);
+        let delete = |holder: &Holder| {
+            let settled = wait_for_stores(&stores, holder, until);
+            let deleted = delete_in(holder, names.clone(), until);
             settled.and(deleted)
         };
-        let results: Vec<_> = self.attached.active().iter().map(delete).collect();
+        let results: Vec<_> = self.attached.holders().iter().map(delete).collect();
         // What was stored anew meanwhile may have been marked by what was there before.
         self.memory.mark_unstored(keys);
         drop(stores);

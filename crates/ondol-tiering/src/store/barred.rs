@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use ondol_host::l2::BackendHealth;
+use ondol_host::l2::{Backend, BackendHealth};
 use ondol_plugin::Key;
 
 use super::Lane;
 use super::inbox::Inbox;
-use crate::attached::Attached;
 
 /// How often it is looked whether a backend that is waited for is out of use.
 const HEALTH_POLL: Duration = Duration::from_millis(50);
@@ -25,6 +24,16 @@ pub(super) enum Bar {
     },
     /// They have been deleted.
     Open(Arc<[Key]>),
+}
+
+impl Bar {
+    /// Answers who waits: no store of these objects is under way.
+    pub(super) fn settle(&self) {
+        if let Self::Close { settled, .. } = self {
+            // Who does not wait any more need not hear it.
+            let _ = settled.try_send(());
+        }
+    }
 }
 
 /// The keys that are being deleted, as a backend's thread knows them.
@@ -45,6 +54,9 @@ impl BarredKeys {
                 self.unsettled.push((keys, settled));
             }
             Bar::Open(keys) => {
+                // Who gave up on a store that does not end waits no more.
+                self.unsettled
+                    .retain(|(unsettled, _)| !Arc::ptr_eq(unsettled, &keys));
                 for key in keys.iter() {
                     if let Some(count) = self.counts.get_mut(key) {
                         *count -= 1;
@@ -96,7 +108,7 @@ struct BarredLane {
 }
 
 impl BarredStores {
-    pub(super) fn new(lanes: &[Lane], keys: &[Key]) -> Self {
+    pub(super) fn new<'a>(lanes: impl Iterator<Item = &'a Lane>, keys: &[Key]) -> Self {
         let keys: Arc<[Key]> = keys.into();
         let bar = |lane: &Lane| {
             let (settled, is_settled) = bounded(1);
@@ -111,15 +123,15 @@ impl BarredStores {
             }
         };
         Self {
-            lanes: lanes.iter().map(bar).collect(),
+            lanes: lanes.map(bar).collect(),
             keys,
         }
     }
 
     /// Waits until this backend stores none of these objects any more, or `until`; whether that is so. A backend that is out
     /// of use is not waited for: it serves nothing any more.
-    pub(crate) fn wait(&self, attached: &Attached, until: Instant) -> bool {
-        let lane = self.lanes.iter().find(|lane| lane.backend == attached.id);
+    pub(crate) fn wait(&self, id: u64, backend: &Backend, until: Instant) -> bool {
+        let lane = self.lanes.iter().find(|lane| lane.backend == id);
         let Some(lane) = lane else {
             return true;
         };
@@ -131,7 +143,7 @@ impl BarredStores {
                 Err(RecvTimeoutError::Disconnected) => return false,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if attached.backend.health_of_lane().health == BackendHealth::Quarantined {
+            if backend.health_of_lane().health == BackendHealth::Quarantined {
                 return true;
             }
             if now >= until {
@@ -146,5 +158,29 @@ impl Drop for BarredStores {
         for lane in &self.lanes {
             lane.inbox.bar(Bar::Open(Arc::clone(&self.keys)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // One entry for each try to delete something, as long as an adapter keeps it captive.
+    #[test]
+    fn who_gave_up_waiting_for_a_store_leaves_nothing_behind() {
+        let mut barred = BarredKeys::default();
+        let stuck = Key::integer(1);
+        for _ in 0..3 {
+            let keys: Arc<[Key]> = Arc::from([stuck.clone()]);
+            let (settled, _) = bounded(1);
+            barred.hear(Bar::Close {
+                keys: Arc::clone(&keys),
+                settled,
+            });
+            barred.answer(|| [&stuck].into_iter());
+            assert!(barred.contains(&stuck));
+            barred.hear(Bar::Open(keys));
+        }
+        assert!(barred.unsettled.is_empty() && barred.counts.is_empty());
     }
 }

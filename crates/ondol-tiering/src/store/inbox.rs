@@ -51,13 +51,22 @@ struct State {
     finished: Vec<Finished>,
     /// What it is to hear of deletes, in their order.
     bars: Vec<Bar>,
-    /// The thread has ended and hears nothing any more.
-    ended: bool,
+    /// The thread has ended and hears nothing any more; how.
+    ended: Option<Ended>,
     /// Whether the walk is to find objects that are not waiting here.
     walk_wanted: bool,
     order: Order,
     /// What the thread waits for, while it does.
     sleeps_for: Option<For>,
+}
+
+/// How a thread has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// Nothing that it has begun is still being stored.
+    Settled,
+    /// Nobody hears what becomes of what it has begun.
+    Unsettled,
 }
 
 /// How long the thread goes on.
@@ -205,10 +214,13 @@ impl Inbox {
         self.unlock(state, wakes);
     }
 
-    /// Tells the thread of a delete. If it has ended, nobody answers.
+    /// Tells the thread of a delete. If it has ended and something may still be stored, nobody answers.
     pub(super) fn bar(&self, bar: Bar) {
         let mut state = self.state.lock();
-        if state.ended {
+        if let Some(ended) = state.ended {
+            if ended == Ended::Settled {
+                bar.settle();
+            }
             return;
         }
         state.bars.push(bar);
@@ -217,10 +229,13 @@ impl Inbox {
     }
 
     /// The thread has ended.
-    pub(super) fn end(&self) {
+    pub(super) fn end(&self, ended: Ended) {
         let mut state = self.state.lock();
-        state.ended = true;
-        state.bars.clear();
+        state.ended = Some(ended);
+        let bars = std::mem::take(&mut state.bars);
+        if ended == Ended::Settled {
+            bars.iter().for_each(Bar::settle);
+        }
     }
 
     /// Whether the walk is to begin, which it then does.

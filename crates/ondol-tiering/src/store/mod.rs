@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use ondol_plugin::Key;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::attached::{Attached, AttachedBackends};
 use crate::latch::{self, Latch};
@@ -47,6 +47,8 @@ struct Shared {
     /// Only for `skip_l1`.
     outstanding: Option<Outstanding>,
     lanes: RwLock<Vec<Lane>>,
+    /// Those of backends that are draining: what they have begun may still be stored.
+    leaving: Mutex<Vec<Lane>>,
     /// Backends so far, those that were detached included.
     added: AtomicU64,
     counters: AdmissionCounters,
@@ -90,6 +92,7 @@ impl StoreController {
             outstanding: (config.store_policy == StorePolicy::SkipL1).then(Outstanding::default),
             config,
             lanes: RwLock::default(),
+            leaving: Mutex::default(),
             added: AtomicU64::new(0),
             counters: AdmissionCounters::new(),
         }))
@@ -164,7 +167,9 @@ impl StoreController {
     /// Keeps objects that were deleted from memory from being stored, for as long as the guard lives. What is on its way to a
     /// backend is to be waited for.
     pub(crate) fn bar(&self, keys: &[Key]) -> BarredStores {
-        BarredStores::new(&self.0.lanes.read(), keys)
+        let lanes = self.0.lanes.read();
+        let leaving = self.0.leaving.lock();
+        BarredStores::new(lanes.iter().chain(leaving.iter()), keys)
     }
 
     /// Queues those of these objects that memory has and that are not stored.
@@ -186,9 +191,15 @@ impl StoreController {
         let mut lanes = self.0.lanes.write();
         if let Some(at) = lanes.iter().position(|lane| lane.backend == backend) {
             let lane = lanes.remove(at);
+            self.0.leaving.lock().push(lane.clone());
             drop(lanes);
             lane.inbox.tell(Order::Leave);
         }
+    }
+
+    /// A backend that was drained is closed.
+    pub(crate) fn forget(&self, backend: u64) {
+        self.0.leaving.lock().retain(|lane| lane.backend != backend);
     }
 
     /// Takes no more commits and lets what waits be stored until `until`; how many objects then still wait.

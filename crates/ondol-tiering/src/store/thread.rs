@@ -11,7 +11,7 @@ use ondol_plugin::l2::{LookupResult, StoreItem, StoreResult};
 use super::barred::{Bar, BarredKeys};
 use super::batch::{Batch, Captive, InFlight, Submitted};
 use super::breaker::{Breaker, Permit};
-use super::inbox::{Finished, For, Inbox, Order, Waiting};
+use super::inbox::{Ended, Finished, For, Inbox, Order, Waiting};
 use super::retry::Retries;
 use super::walk::{Asked, STEP_KEYS, Walk};
 use super::{Shared, Shown};
@@ -654,9 +654,15 @@ impl StoreThread {
     }
 }
 
-/// Who waits for its stores learns that nobody hears of them any more.
+/// Who waits for its stores learns what is known of them; nobody hears of those that have not ended.
 impl Drop for StoreThread {
     fn drop(&mut self) {
-        self.inbox.end();
+        self.answer_bars();
+        let ended = if self.in_flight.len() == 0 && self.captive.is_empty() {
+            Ended::Settled
+        } else {
+            Ended::Unsettled
+        };
+        self.inbox.end(ended);
     }
 }

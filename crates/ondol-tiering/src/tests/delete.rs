@@ -225,6 +225,76 @@ fn a_delete_says_so_if_a_store_hangs() {
     tiering.close(WATCHDOG);
 }
 
+// The object would be back after the next start, when the backend works again.
+#[test]
+fn a_delete_is_not_acknowledged_while_a_backend_that_keeps_objects_is_out_of_use() {
+    let (l1, shelves) = (l1(), [Shelf::default(), Shelf::default()]);
+    let backends = shelves.each_ref().map(|shelf| shelf_backend(shelf, ""));
+    let tiering = start(&l1, backends.into(), config());
+    commit(&l1, &tiering, [1, 2]);
+    until("all is stored", || shelves.iter().all(|it| it.len() == 2));
+    shelves[0].panic_in_deletes();
+    // The first one puts it out of use, the second one finds it so.
+    for number in [1, 2] {
+        let error = delete(&l1, &tiering, number, soon()).unwrap_err();
+        assert!(matches!(error, TieringError::NotDeleted { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("shelf#0"), "{text}");
+        assert!(text.contains("restart the server"), "{text}");
+        assert!(!l1.has(&key(number)));
+        assert!(shelves[1].get(&key(number)).is_none(), "the other works");
+    }
+    tiering.close(WATCHDOG);
+}
+
+#[test]
+fn a_backend_that_is_out_of_use_and_keeps_nothing_does_not_matter_to_a_delete() {
+    let (l1, shelf) = (l1(), Shelf::default());
+    let fleeting = shelf_backend(&shelf, r#","persist_enabled":false"#);
+    let tiering = start(&l1, vec![fleeting], config());
+    commit(&l1, &tiering, [1, 2]);
+    until("all is stored", || shelf.len() == 2);
+    shelf.panic_in_deletes();
+    for number in [1, 2] {
+        delete(&l1, &tiering, number, soon()).unwrap();
+    }
+    tiering.close(WATCHDOG);
+}
+
+#[test]
+fn a_delete_goes_to_a_backend_that_is_draining_too() {
+    let (l1, shelf) = (l1(), Shelf::default());
+    let tiering = start(&l1, vec![shelf_backend(&shelf, "")], config());
+    commit(&l1, &tiering, [1]);
+    until("it is stored", || unstored(&l1, [1]) == 0);
+    let user = tiering.attached.active().remove(0);
+    let drained = tiering.drain_backend(user.id, Duration::from_millis(20));
+    assert!(matches!(drained, Err(TieringError::StillInUse { .. })));
+    delete(&l1, &tiering, 1, soon()).unwrap();
+    assert!(shelf.get(&key(1)).is_none());
+    let id = user.id;
+    drop(user);
+    tiering.drain_backend(id, WATCHDOG).unwrap();
+}
+
+#[test]
+fn a_delete_waits_for_what_a_draining_backend_still_stores() {
+    let l1 = l1();
+    let (tiering, manual) = manual(&l1, config());
+    commit(&l1, &tiering, [1]);
+    let store = manual.next_store();
+    let id = tiering.backends()[0].0;
+    let drained = tiering.drain_backend(id, Duration::from_millis(20));
+    assert!(matches!(drained, Err(TieringError::StillInUse { .. })));
+    let error = delete(&l1, &tiering, 1, Instant::now()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("a store of it has not ended"), "{text}");
+    store.succeed();
+    delete(&l1, &tiering, 1, soon()).unwrap();
+    assert_eq!(manual.deleted().last(), Some(&object_key(&key(1))));
+    tiering.drain_backend(id, WATCHDOG).unwrap();
+}
+
 /// The bytes of one version of an object.
 fn version(number: u64, version: u64) -> Vec<u8> {
     let mut bytes = bytes(number);

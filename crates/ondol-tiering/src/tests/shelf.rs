@@ -31,6 +31,7 @@ struct State {
     cannot_delete: bool,
     stores_hang: bool,
     deletes_hang: bool,
+    deletes_panic: bool,
 }
 
 impl Shelf {
@@ -88,6 +89,11 @@ impl Shelf {
         self.0.state.lock().cannot_delete = true;
     }
 
+    /// The next delete takes it out of use.
+    pub(super) fn panic_in_deletes(&self) {
+        self.0.state.lock().deletes_panic = true;
+    }
+
     pub(super) fn hang_stores(&self, hang: bool) {
         self.0.state.lock().stores_hang = hang;
         self.0.opened.notify_all();
@@ -142,6 +148,7 @@ impl BlockingBackend for Shelf {
         while state.deletes_hang {
             self.0.opened.wait(&mut state);
         }
+        assert!(!state.deletes_panic, "the test says so");
         anyhow::ensure!(!state.cannot_delete, "this backend does not delete");
         Ok(state.objects.remove(key).is_some())
     }
