@@ -13,6 +13,14 @@ pub(crate) struct Complaint {
     pub(crate) what: String,
 }
 
+impl Complaint {
+    /// The same, as it was found after something.
+    pub(crate) fn after(mut self, what: &str) -> Self {
+        self.what = format!("{} (after {what})", self.what);
+        self
+    }
+}
+
 pub(crate) type Outcome<T> = Result<T, Complaint>;
 
 pub(crate) fn complaint<T>(place: &str, what: impl Into<String>) -> Outcome<T> {

@@ -114,8 +114,8 @@ impl<B: BlockingBackend> L2Adapter for WorkerAdapter<B> {
         let running = self.tasks.begin(task);
         self.workers.run(move || {
             let stored = store_each(&*backend, &batch, &running);
-            // Let go before anybody is told.
-            drop(batch);
+            // Let go before anybody is told, the backend too: it may have to end with its adapter.
+            drop((batch, running, backend));
             ticket.complete(StoreResult(stored));
         });
         Ok(task)
@@ -133,6 +133,7 @@ impl<B: BlockingBackend> L2Adapter for WorkerAdapter<B> {
         let running = self.tasks.begin(task);
         self.workers.run(move || {
             let found = look_up_each(&*backend, &keys, &locks, &running);
+            drop((running, backend));
             ticket.complete(found);
         });
         Ok(task)
@@ -161,6 +162,7 @@ impl<B: BlockingBackend> L2Adapter for WorkerAdapter<B> {
                 page: Some(page),
             };
             let loaded = batch.into_iter().map(load).collect();
+            drop((running, backend));
             ticket.complete(LoadResult(loaded));
         });
         Ok(task)

@@ -19,7 +19,8 @@ pub(super) fn restart(bench: &Bench<'_>) -> Outcome<()> {
     driver.close();
     drop(driver);
     for end in ["a close", "an end without a close"] {
-        let driver = bench.open()?;
+        let opened = bench.open();
+        let driver = opened.map_err(|complaint| complaint.after(end))?;
         if !bench.can().persists {
             let loaded = driver.load(&there)?;
             for (index, sample) in there.iter().enumerate() {
