@@ -31,13 +31,7 @@ impl ConfigClass {
     pub const fn new<C: DeserializeOwned + Any + Send + Sync>(name: &'static str) -> Self {
         Self {
             name,
-            parse: |parameters| {
-                let read = serde_json::from_value::<C>(Value::Object(parameters.clone()));
-                match read {
-                    Ok(config) => Ok(Box::new(config)),
-                    Err(error) => Err(ConfigError(error.to_string())),
-                }
-            },
+            parse: |parameters| Ok(Box::new(read::<C>(parameters)?)),
         }
     }
 
@@ -91,10 +85,15 @@ impl AdapterConfig {
     pub fn read<C: DeserializeOwned + Any + Clone>(&self) -> Result<C, ConfigError> {
         match self.typed() {
             Some(config) => Ok(Clone::clone(config)),
-            None => serde_json::from_value(Value::Object(self.parameters.clone()))
-                .map_err(|error| ConfigError(error.to_string())),
+            None => read(&self.parameters),
         }
     }
+}
+
+/// Reads parameters into a `C`; an error begins with the name of the field.
+fn read<C: DeserializeOwned>(parameters: &Map<String, Value>) -> Result<C, ConfigError> {
+    serde_path_to_error::deserialize(Value::Object(parameters.clone()))
+        .map_err(|error| ConfigError(error.to_string()))
 }
 
 /// Prints the names of parameters only: values may be secret.

@@ -1,6 +1,7 @@
 mod bitmap;
 mod buffer;
 mod completion;
+mod config;
 mod locks;
 mod object_key;
 mod pool;
