@@ -1,6 +1,7 @@
 //! A skeleton of a plugin crate that compiles, passes its tests and the contract check.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
@@ -11,7 +12,8 @@ use crate::workspace::{self, Workspace};
 /// What to write.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// The plugin's name: lower case, digits and dashes; the crate is called by it, after its kind
+    /// The plugin's name: lower case, digits and dashes. `acme-disk` of kind l2 is the crate `l2-acme-disk`, its type
+    /// `acme_disk` and its class `AcmeDiskAdapter`; a name that begins with its kind is taken without it
     pub name: String,
     /// What kind of plugin
     #[arg(long)]
@@ -134,10 +136,10 @@ pub fn run(options: &Options) -> Result<()> {
         write(&dir.join(name), &names.fill(text))?;
     }
     // Names differ in length and in their place in the alphabet, so the formatter has the last word.
-    let mut fmt = workspace::cargo();
-    fmt.arg("fmt")
-        .arg("--manifest-path")
-        .arg(dir.join("Cargo.toml"));
+    // It is asked about files, not about a package, which may lie in a workspace that does not know it yet.
+    let mut fmt = Command::new("rustfmt");
+    fmt.args(["--edition", "2024"]);
+    fmt.args(["src/lib.rs", "tests/conformance.rs"].map(|file| dir.join(file)));
     workspace::run(&mut fmt)?;
     if options.path.is_none() {
         workspace::run(workspace.cargo().args(["fmt", "--package", "ondol-bin"]))?;

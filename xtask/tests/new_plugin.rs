@@ -109,11 +109,20 @@ fn written_and_checked(kind: &str, dir: &Path) -> (String, String) {
     (said(&tested), said(&checked))
 }
 
+/// Of the test binaries that ran, how many tests passed in the one with the most.
+fn most_passed(said: &str) -> u32 {
+    let counts = said
+        .split(" passed")
+        .filter_map(|before| before.rsplit(' ').next()?.parse().ok());
+    counts.max().unwrap_or(0)
+}
+
 #[test]
 fn a_new_storage_backend_passes_its_tests_and_the_contract_check() {
     let temp = tempfile::tempdir().unwrap();
     let (tested, checked) = written_and_checked("l2", &temp.path().join("acme"));
-    assert!(tested.contains("22 passed"), "{tested}");
+    // The conformance suite has many more tests than the skeleton itself.
+    assert!(most_passed(&tested) > 20, "{tested}");
     assert!(checked.contains("acme_disk is linked"), "{checked}");
 }
 
@@ -121,7 +130,7 @@ fn a_new_storage_backend_passes_its_tests_and_the_contract_check() {
 fn a_new_connector_passes_its_tests_and_the_contract_check() {
     let temp = tempfile::tempdir().unwrap();
     let (tested, checked) = written_and_checked("connector", &temp.path().join("acme"));
-    assert!(tested.contains("passed"), "{tested}");
+    assert!(most_passed(&tested) > 10, "{tested}");
     assert!(
         checked.contains("connector_acme_disk::AcmeDiskConnector is linked"),
         "{checked}"

@@ -4,7 +4,8 @@ use ondol_testkit::l2::Capabilities;
 
 ondol_testkit::l2_conformance!(
     {{module}},
+    // A backend that persists is opened on the directory, `|dir| json!({"type": …, "path": dir})`, with the capabilities
+    // `.persisting()`: the suite then asks for what was stored before a restart, too.
     config: |_| serde_json::json!({"type": "{{type}}"}),
-    // With `.persisting()` the suite asks for what was stored before a restart, too.
     capabilities: Capabilities::default(),
 );
