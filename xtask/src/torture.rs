@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::workspace::{self, Workspace};
 
 /// Kills of the run that is part of the suite: about a minute on two cores, and some three pools, most of them with storage.
-const SHORT: &str = "--kills=150";
+const SHORT: [&str; 2] = ["--kills=150", "--each=0"];
 
 /// Everything goes to the harness, which is built with its failpoints and with the checks of a debug build: they find
 /// what a release build would let pass, and most of the time goes into starting processes and not into them.
@@ -29,7 +29,7 @@ impl Options {
     /// What is run as a part of the suite.
     pub fn short() -> Self {
         Self {
-            options: vec![SHORT.to_owned()],
+            options: SHORT.map(str::to_owned).into(),
         }
     }
 }

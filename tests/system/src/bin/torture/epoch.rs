@@ -437,6 +437,10 @@ impl Epoch<'_> {
 
     fn start_server(&mut self, fresh: bool, shot: Option<Shot>) -> Found {
         let order = shot.as_ref().map(Shot::order);
+        // One that cannot write its log brings nothing from storage.
+        let fails = shot.is_some_and(|shot| shot.action == Action::Error);
+        self.oracle
+            .server_begins(fails && self.settings.storage.is_there());
         let process = Process::start(&self.flags(fresh), order.as_deref(), &self.server_log())?;
         self.run.report.starts += 1;
         self.server = Some(Server { process, shot });

@@ -50,6 +50,8 @@ pub(crate) struct Oracle {
     stores: HashMap<u64, Store>,
     deletes: HashMap<u64, Delete>,
     keys: HashMap<String, History>,
+    /// From when to when servers ran that may be unable to bring what they have.
+    hampered: Vec<(Moment, Moment)>,
     /// When the pool began.
     since: Moment,
     /// Stores and deletes that were asked of the pool before, and may be answered late.
@@ -84,6 +86,20 @@ impl Oracle {
     /// From now on what was acknowledged may be missing; what was deleted must still not come back.
     pub(crate) fn may_lose(&mut self) {
         self.keeps_all = false;
+    }
+
+    /// A server begins; if it is hampered, what it does not find may be there all the same.
+    pub(crate) fn server_begins(&mut self, hampered: bool) {
+        if let Some((_, end)) = self
+            .hampered
+            .last_mut()
+            .filter(|(_, end)| *end == Moment::MAX)
+        {
+            *end = now();
+        }
+        if hampered {
+            self.hampered.push((now(), Moment::MAX));
+        }
     }
 
     /// Takes what clients have written down since the last time; what is wrong with it.
@@ -216,7 +232,8 @@ impl Oracle {
 
     /// Whether a key may be missing in a call that ran from `from` to `to`.
     pub(crate) fn judge_miss(&self, key: &str, from: Moment, to: Moment) -> Option<Fault> {
-        if !self.keeps_all {
+        let hampered = |(begin, end): &(Moment, Moment)| *begin <= to && from <= *end;
+        if !self.keeps_all || self.hampered.iter().any(hampered) {
             return None;
         }
         let history = self.keys.get(key)?;
@@ -405,6 +422,17 @@ mod tests {
         let mut pressed = Oracle::new(false);
         pressed.learn(store(1, 10, Some((New, 20))));
         assert_eq!(pressed.judge_miss("k", 50, 60), None, "it may be evicted");
+        let mut hampered = after(vec![store(1, 10, Some((New, 20)))]);
+        hampered.server_begins(true);
+        let during = now();
+        hampered.server_begins(false);
+        assert_eq!(hampered.judge_miss("k", during, during), None);
+        assert_eq!(kind(hampered.judge_miss("k", 50, 60)), Some(Kind::Lost));
+        let after_it = now() + 1;
+        assert_eq!(
+            kind(hampered.judge_miss("k", after_it, after_it)),
+            Some(Kind::Lost)
+        );
         let mut emptied = after(vec![store(1, 10, Some((New, 20)))]);
         emptied.may_lose();
         assert_eq!(emptied.judge_miss("k", 50, 60), None);
