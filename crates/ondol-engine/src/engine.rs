@@ -430,10 +430,11 @@ impl Engine {
         self.tier.get()
     }
 
-    /// Why the engine works in part only, if it does: a storage backend that was said to be required is out of use. Everything
-    /// else works.
+    /// Why the engine works in part only, if it does: a storage backend that was said to be required is out of use, or left out for
+    /// now since it does not answer in time or fails to store. Everything else works.
     pub fn degraded(&self) -> Option<String> {
-        self.tier()?.broken()
+        let tier = self.tier()?;
+        tier.broken().or_else(|| tier.tiering.degraded())
     }
 
     /// Whether the engine is closed, or is being closed now.

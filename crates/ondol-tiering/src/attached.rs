@@ -1,6 +1,7 @@
 //! The backends in use, in the order of their priority.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use ondol_host::l2::Backend;
@@ -12,6 +13,7 @@ use crate::deletion::Holder;
 use crate::error::TieringError;
 use crate::evict::Reports;
 use crate::latch::Latch;
+use crate::prefetch::Reads;
 
 /// A backend in use.
 #[derive(Debug)]
@@ -24,6 +26,10 @@ pub(crate) struct Attached {
     pub(crate) codec: Codec,
     /// Where its eviction hears what happens to objects; `None` if the backend makes room by itself.
     pub(crate) evictions: Option<Arc<Reports>>,
+    /// Whether lookups and loads end in time.
+    pub(crate) reads: Reads,
+    /// Bytes that loads from here may be filling.
+    pub(crate) loading_bytes: AtomicU64,
     /// Set when nobody uses it any more.
     unused: Arc<Latch>,
 }
@@ -83,6 +89,11 @@ impl AttachedBackends {
         self.0.read().active.clone()
     }
 
+    /// How many take new work now.
+    pub(crate) fn len(&self) -> usize {
+        self.0.read().active.len()
+    }
+
     /// Whether an object that this backend has counts as safe: its contents outlive the server (`persist_enabled`), or those of no
     /// backend do.
     pub(crate) fn is_safe_in(&self, attached: &Attached) -> bool {
@@ -137,6 +148,8 @@ impl AttachedBackends {
             backend,
             codec,
             evictions,
+            reads: Reads::default(),
+            loading_bytes: AtomicU64::new(0),
             unused: Arc::default(),
         });
         backends.active.push(Arc::clone(&attached));

@@ -29,7 +29,10 @@ pub struct TieringConfig {
     pub breaker_failures: u32,
     /// How long an open breaker waits before it lets one store try.
     pub breaker_pause: Duration,
-    /// Bytes that loads may fill at once, over all backends.
+    /// Lookups or loads of a backend in a row that time out before prefetches leave it out, but for one after each `breaker_pause`.
+    pub read_breaker_timeouts: u32,
+    /// Bytes that loads may fill at once, over all backends. Each of them has an equal share, so that one that hangs does not hold up
+    /// the others; one request may load in any case.
     pub load_in_flight_bytes: u64,
     /// How long a lookup may take.
     pub lookup_timeout: Duration,
@@ -77,6 +80,7 @@ impl Default for TieringConfig {
             store_backoff: Duration::from_millis(100),
             breaker_failures: 5,
             breaker_pause: Duration::from_secs(5),
+            read_breaker_timeouts: 3,
             load_in_flight_bytes: 256 << 20,
             lookup_timeout: Duration::from_secs(5),
             load_timeout: Duration::from_secs(60),

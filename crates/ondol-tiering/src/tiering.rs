@@ -11,7 +11,7 @@ use ondol_protocol::{BackendStats, L2Stats};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::attached::AttachedBackends;
+use crate::attached::{Attached, AttachedBackends};
 use crate::deletion::{Holder, delete_in, wait_for_stores};
 use crate::error::TieringError;
 use crate::evict::EvictController;
@@ -199,6 +199,12 @@ impl Tiering {
             let store = self.store.figures(attached.id);
             let mut backend = backend_stats(&attached.backend, &mut stats.captive_bytes);
             backend.breaker_open = store.breaker_open;
+            if backend.health == "healthy"
+                && let Some(reason) = self.complaint(&attached)
+            {
+                backend.health = "degraded".to_owned();
+                backend.reason = Some(reason);
+            }
             let evict = self.evict.counters(attached.id);
             for (name, count) in store.counters.into_iter().chain(evict) {
                 backend.counters.insert(name.to_owned(), count);
@@ -223,6 +229,24 @@ impl Tiering {
         stats.loading_bytes = self.prefetch.loading_bytes();
         stats.counters = totals;
         stats
+    }
+
+    /// Why a backend that is required is left out for now, without asking it: it does not answer in time, or fails to store.
+    pub fn degraded(&self) -> Option<String> {
+        self.attached.active().iter().find_map(|attached| {
+            let backend = &attached.backend;
+            let reason = self
+                .complaint(attached)
+                .filter(|_| backend.spec().required)?;
+            Some(format!("storage {}: {reason}", backend.name()))
+        })
+    }
+
+    fn complaint(&self, attached: &Attached) -> Option<String> {
+        attached.reads.complaint().or_else(|| {
+            let is_open = self.store.is_breaker_open(attached.id);
+            is_open.then(|| "its stores failed too often in a row; they wait".to_owned())
+        })
     }
 
     /// Stops the controllers and closes the backends. Objects that wait are stored for up to half of `deadline`; those that are

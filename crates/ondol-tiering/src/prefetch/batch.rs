@@ -95,6 +95,8 @@ impl Batch {
         let number = shared.number();
         let bytes = objects.iter().map(|(cell, _)| cell.room.bytes()).sum();
         shared.loading_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let loading = &held.attached().loading_bytes;
+        loading.fetch_add(bytes, Ordering::Relaxed);
         let mut cells = Vec::with_capacity(objects.len());
         let mut items = Vec::with_capacity(objects.len());
         for (index, (cell, page)) in objects.into_iter().enumerate() {
@@ -297,6 +299,8 @@ fn decode(
 impl Drop for Batch {
     fn drop(&mut self) {
         let loading = &self.shared.loading_bytes;
+        loading.fetch_sub(self.bytes, Ordering::Relaxed);
+        let loading = &self.held.attached().loading_bytes;
         loading.fetch_sub(self.bytes, Ordering::Relaxed);
         if !self.cells.is_empty() {
             let lost = self.cells.drain(..).map(|cell| cell.key).collect();

@@ -4,7 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use ondol_catalog::failpoint;
@@ -16,6 +16,7 @@ use super::batch::{Batch, BatchCell, Failure, Outcomes};
 use super::held::Held;
 use super::janitor::Janitor;
 use super::metrics::PrefetchCounters;
+use super::reads::Read;
 use super::request::{Request, Todo};
 use super::room::Room;
 use super::speed::Speed;
@@ -158,6 +159,15 @@ impl Shared {
         names: Arc<[ObjectKey]>,
         result: Result<LookupResult, TaskError>,
     ) {
+        match &result {
+            Ok(_) => {
+                self.read_ended(&attached, Read::Lookup);
+            }
+            Err(TaskError::TimedOut { waited, .. }) => {
+                self.read_timed_out(&attached, Read::Lookup, *waited);
+            }
+            Err(_) => {}
+        }
         let answer = match result {
             Ok(LookupResult {
                 found,
@@ -184,6 +194,36 @@ impl Shared {
             at,
             answer,
         });
+    }
+
+    /// A lookup or a load has ended in time; whether the backend was left out until now.
+    fn read_ended(&self, attached: &Attached, read: Read) -> bool {
+        let was_left_out = attached.reads.ended(read, &self.config);
+        if was_left_out {
+            let backend = attached.backend.name();
+            tracing::info!(
+                backend,
+                "the backend answers in time again; prefetches ask it"
+            );
+        }
+        was_left_out
+    }
+
+    /// A lookup or a load has not ended in time; whether the backend is left out from now on.
+    fn read_timed_out(&self, attached: &Attached, read: Read, waited: Duration) -> bool {
+        let is_left_out = attached.reads.timed_out(read, &self.config);
+        if is_left_out {
+            let backend = attached.backend.name();
+            let pause = self.config.breaker_pause;
+            tracing::warn!(
+                backend,
+                ?read,
+                ?waited,
+                ?pause,
+                "the backend timed out too often in a row; prefetches leave it out, but for one after each pause"
+            );
+        }
+        is_left_out
     }
 }
 
@@ -358,11 +398,14 @@ impl Controller {
                 if !request.is_waiting() {
                     self.remove(*id);
                 }
-            } else if !request.is_queued {
-                request.is_queued = true;
-                // Nothing changes before its turn.
-                request.is_planned = is_next;
-                self.queue.push_back(*id);
+            } else {
+                request.waits_for.clear();
+                if !request.is_queued {
+                    request.is_queued = true;
+                    // Nothing changes before its turn.
+                    request.is_planned = is_next;
+                    self.queue.push_back(*id);
+                }
             }
         }
         self.run_queue();
@@ -399,19 +442,37 @@ impl Controller {
         Some(request)
     }
 
-    /// Starts loads of the requests that wait, as far as the bytes in flight allow. Nobody overtakes.
+    /// Starts loads of the requests that wait, as far as the bytes in flight allow. Nobody overtakes who waits for the same backend.
     fn run_queue(&mut self) {
-        while let Some(id) = self.queue.front().copied() {
-            if !self.load_next(id) {
+        if self.queue.is_empty() {
+            return;
+        }
+        let backends = self.shared.backends.len().max(1);
+        let share = self.shared.config.load_in_flight_bytes / backends as u64;
+        // Those that load as much as they may.
+        let mut full = Vec::new();
+        let mut at = 0;
+        while let Some(id) = self.queue.get(at).copied() {
+            if full.len() >= backends {
                 return;
             }
-            self.queue.pop_front();
+            if self.load_next(id, share, &mut full) {
+                self.queue.remove(at);
+            } else {
+                at += 1;
+            }
         }
     }
 
-    /// Starts the loads of a request; whether it has nothing more to load now.
-    fn load_next(&mut self, id: u64) -> bool {
-        let limit = self.shared.config.load_in_flight_bytes;
+    /// Starts the loads of a request from backends that are not `full`, each of which may load `share` bytes at a time; whether it
+    /// has nothing more to load now.
+    fn load_next(&mut self, id: u64, share: u64, full: &mut Vec<u64>) -> bool {
+        if let Some(request) = self.requests.get(&id)
+            && !request.waits_for.is_empty()
+            && request.waits_for.iter().all(|it| full.contains(it))
+        {
+            return false;
+        }
         loop {
             let is_planned = |request: &mut Box<Request>| std::mem::take(&mut request.is_planned);
             if !self.requests.get_mut(&id).is_some_and(is_planned) {
@@ -431,20 +492,9 @@ impl Controller {
                 return true;
             }
             let planned = todo.len();
-            let bytes: u64 = todo.iter().map(|todo| todo.room.bytes()).sum();
-            let in_flight = self.shared.loading_bytes.load(Ordering::Relaxed);
-            // What is larger than the limit waits until it is alone, and goes in parts.
-            if in_flight > 0 && in_flight.saturating_add(bytes) > limit {
+            let part = next_part(request, todo, share, full);
+            if part.is_empty() {
                 return false;
-            }
-            let mut part = Vec::with_capacity(planned);
-            let mut bytes = 0_u64;
-            for next in todo {
-                bytes = bytes.saturating_add(next.room.bytes());
-                if bytes > limit && !part.is_empty() {
-                    break;
-                }
-                part.push(next);
             }
             let is_last = part.len() == planned;
             if self.load(id, part) && is_last {
@@ -552,9 +602,25 @@ impl Controller {
     /// A load has finished: what it brought is checked, elsewhere if that takes a while.
     fn loaded(&mut self, batch: Batch, result: Result<LoadResult, TaskError>) {
         failpoint!("load.loaded");
+        let attached = Arc::clone(batch.attached());
         let result = match result {
-            Ok(result) => result,
+            Ok(result) => {
+                if self.shared.read_ended(&attached, Read::Load) {
+                    // How slow it was says nothing of how fast it is now.
+                    self.speeds.remove(&attached.id);
+                }
+                result
+            }
             Err(error) => {
+                if let TaskError::TimedOut { waited, .. } = error {
+                    self.speeds
+                        .entry(attached.id)
+                        .or_default()
+                        .loaded(0, waited);
+                    if self.shared.read_timed_out(&attached, Read::Load, waited) {
+                        self.leave_out(attached.id);
+                    }
+                }
                 tracing::warn!(%error, "a load failed");
                 let outcomes = batch.all_failed();
                 return self.settle(batch, outcomes);
@@ -582,6 +648,15 @@ impl Controller {
             }
             None => examine(),
         }
+    }
+
+    /// Lets go of what requests have found in a backend that loads nothing: they are served by others, or do without.
+    fn leave_out(&mut self, backend: u64) {
+        let requests = self.requests.iter_mut();
+        let touched: Vec<_> = requests
+            .filter_map(|(id, request)| request.leave_out(backend).then_some(*id))
+            .collect();
+        self.progress(&touched);
     }
 
     /// Notes how long a load took.
@@ -739,6 +814,58 @@ struct Group {
     answer: usize,
     cells: Vec<usize>,
     objects: Vec<(BatchCell, Option<Page>)>,
+}
+
+/// What of a request can be loaded now: from each backend that is not full as much as its share allows. Notes for which ones the
+/// request waits if that is nothing.
+fn next_part(request: &mut Request, todo: Vec<Todo>, share: u64, full: &mut Vec<u64>) -> Vec<Todo> {
+    // How much is wanted by each answer, and later how much is taken.
+    let mut wanted: Vec<(usize, u64)> = Vec::with_capacity(1);
+    for next in &todo {
+        let bytes = next.room.bytes();
+        match wanted.iter_mut().find(|(answer, _)| *answer == next.answer) {
+            Some((_, sum)) => *sum = sum.saturating_add(bytes),
+            None => wanted.push((next.answer, bytes)),
+        }
+    }
+    let mut waits_for = Vec::new();
+    let mut all = true;
+    wanted.retain_mut(|(answer, bytes)| {
+        let Some(attached) = request.backend(*answer) else {
+            return false;
+        };
+        let in_flight = attached.loading_bytes.load(Ordering::Relaxed);
+        // What is larger than the share waits until it is alone, and goes in parts.
+        let exceeds = in_flight > 0 && in_flight.saturating_add(*bytes) > share;
+        let is_full = full.contains(&attached.id);
+        if exceeds && !is_full {
+            full.push(attached.id);
+        }
+        if exceeds || is_full {
+            waits_for.push(attached.id);
+        }
+        all &= *bytes <= share;
+        *bytes = 0;
+        !(exceeds || is_full)
+    });
+    if all && waits_for.is_empty() {
+        return todo;
+    }
+    let mut part = Vec::with_capacity(todo.len());
+    for next in todo {
+        let Some((_, bytes)) = wanted.iter_mut().find(|(answer, _)| *answer == next.answer) else {
+            continue;
+        };
+        let is_first = *bytes == 0;
+        *bytes = bytes.saturating_add(next.room.bytes());
+        if is_first || *bytes <= share {
+            part.push(next);
+        }
+    }
+    if part.is_empty() {
+        request.waits_for = waits_for;
+    }
+    part
 }
 
 fn page_len(room: Room) -> Option<u64> {

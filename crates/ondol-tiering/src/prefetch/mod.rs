@@ -14,6 +14,7 @@ mod held;
 mod janitor;
 mod metrics;
 mod plan;
+mod reads;
 mod request;
 mod room;
 mod slot;
@@ -35,6 +36,7 @@ use ondol_plugin::l2::Bitmap;
 use parking_lot::Mutex;
 
 pub(crate) use self::metrics::PrefetchCounters;
+pub(crate) use self::reads::Reads;
 
 use self::controller::{Controller, Event, Shared};
 use self::plan::Shape;
@@ -209,7 +211,7 @@ impl PrefetchController {
             return Prefetch::ready(&shape, leases, present);
         }
         let mut backends = shared.backends.active();
-        backends.retain(|attached| is_usable(attached));
+        backends.retain(|attached| is_usable(attached, &shared.config));
         if backends.is_empty() || timeout.is_zero() {
             return Prefetch::ready(&shape, leases, present);
         }
@@ -261,7 +263,8 @@ impl PrefetchController {
         if shared.events.send(Event::Begin(Box::new(request))).is_err() {
             return running;
         }
-        let timeout = timeout.min(shared.config.lookup_timeout);
+        // However long the request waits: this is what the backend is measured by.
+        let timeout = shared.config.lookup_timeout;
         for (at, attached) in backends.iter().enumerate() {
             shared.counters.looked_up.add(names.len() as u64);
             let (asked, shared) = (Arc::clone(attached), Arc::clone(shared));
@@ -352,6 +355,8 @@ impl Prefetch {
 }
 
 /// Whether a backend is asked at all.
-fn is_usable(attached: &Attached) -> bool {
+fn is_usable(attached: &Attached, config: &TieringConfig) -> bool {
+    let loads = attached.loading_bytes.load(Ordering::Relaxed) > 0;
     attached.backend.health_of_lane().health != BackendHealth::Quarantined
+        && attached.reads.may_ask(config, loads)
 }

@@ -13,6 +13,7 @@ use super::room::{Room, Unfit};
 use super::slot::Slot;
 use super::speed::Speed;
 use crate::Leased;
+use crate::attached::Attached;
 
 /// One request, from its lookups to its end. Dropping it answers who waits, with what there is, and unlocks what it holds.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(super) struct Request {
     pub(super) deadline: Option<Instant>,
     /// Whether it stands in the queue of those that want to load.
     pub(super) is_queued: bool,
+    /// The backends that it waits for there: they load as much as they may.
+    pub(super) waits_for: Vec<u64>,
     /// Whether nothing has changed since it was planned.
     pub(super) is_planned: bool,
     /// The chunks of each row that are or were leased for it.
@@ -127,6 +130,7 @@ impl Request {
             // A time that no clock reaches is none.
             deadline: Instant::now().checked_add(timeout),
             is_queued: false,
+            waits_for: Vec::new(),
             is_planned: false,
             wanted: Vec::new(),
             present,
@@ -238,6 +242,24 @@ impl Request {
                 answer.held.keep(|index| index != cell);
             }
         }
+    }
+
+    /// Loads nothing more from a backend; whether anything was to be.
+    pub(super) fn leave_out(&mut self, backend: u64) -> bool {
+        let mut any = false;
+        for answer in self.answers.iter_mut().flatten() {
+            if answer.held.attached().id == backend {
+                any |= answer.held.ones().next().is_some();
+                answer.held.keep(|_| false);
+            }
+        }
+        any
+    }
+
+    /// The backend that gave an answer.
+    pub(super) fn backend(&self, answer: usize) -> Option<&Arc<Attached>> {
+        let answer = self.answers.get(answer)?.as_ref()?;
+        Some(answer.held.attached())
     }
 
     /// This cell cannot be had, wherever it is.

@@ -236,6 +236,13 @@ impl StoreController {
         }
     }
 
+    /// Whether a backend's stores wait since too many failed in a row.
+    pub(crate) fn is_breaker_open(&self, backend: u64) -> bool {
+        let lanes = self.0.lanes.read();
+        let lane = lanes.iter().find(|lane| lane.backend == backend);
+        lane.is_some_and(|lane| lane.shown.breaker_open.load(Ordering::Relaxed))
+    }
+
     /// Counters that belong to no backend.
     pub(crate) fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counters = self.0.counters.iter();

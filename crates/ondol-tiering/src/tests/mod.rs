@@ -3,6 +3,7 @@
 mod attach;
 mod delete;
 mod evict;
+mod hangs;
 mod shelf;
 mod store;
 

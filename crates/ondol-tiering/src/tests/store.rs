@@ -202,6 +202,7 @@ fn a_backend_that_fails_is_left_alone_and_gets_everything_once_it_works() {
     until("the breaker opens", || {
         tiering.stats().backends[0].breaker_open
     });
+    assert_eq!(tiering.stats().backends[0].health, "degraded");
     commit(&l1, &tiering, 20..40);
     until("some are given up", || {
         count(&tiering, "store_given_up_objects") > 0

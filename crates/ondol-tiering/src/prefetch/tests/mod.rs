@@ -1,6 +1,7 @@
 //! Named after the faults that they guard against.
 
 mod failures;
+mod hangs;
 mod life;
 mod planning;
 mod random;
