@@ -153,7 +153,7 @@ impl L2Adapter for FsAdapter {
         self.start(
             &batch,
             items,
-            self.backend.engine.group(),
+            self.backend.reads().group(),
             |backend, items| backend.load(items),
         );
         Ok(task)

@@ -6,6 +6,7 @@ use ondol_plugin::l2::{
     AdapterStatus, Bitmap, DeleteResult, Health, KeyPage, ListRequest, LoadOutcome, ObjectKey,
     Usage,
 };
+use rustix::fs::Stat;
 use serde_json::{Map, Value};
 
 use crate::config::{FsConfig, Fsync, IoKind};
@@ -78,6 +79,20 @@ impl Backend {
         })
     }
 
+    /// What objects are loaded by.
+    ///
+    /// Direct reads fill pages of the pool by themselves, and who is killed does not wait for those that are on their way
+    /// through `io_uring`: the process would count as dead, its pages would be granted anew, and then the disk would write into
+    /// them. A thread in `preadv` keeps the process alive until the disk is done. Reads through the page cache are
+    /// copied by a thread of the process either way, and a process waits for its threads.
+    pub(crate) fn reads(&self) -> &Engine {
+        if self.direct {
+            &Engine::Threads
+        } else {
+            &self.engine
+        }
+    }
+
     /// Locks the objects that are known. What is not known has to be looked for, which may take a while.
     pub(crate) fn lock_known(&self, keys: &[ObjectKey]) -> Vec<Option<u64>> {
         let layout = self.place.layout;
@@ -101,8 +116,8 @@ impl Backend {
         let Some(claim) = self.index.claim_unless_leaving(&key) else {
             return Ok(None);
         };
-        match self.place.look(&name)?.filter(is_file) {
-            Some(stat) => {
+        match self.place.look(&name)? {
+            Some(stat) if is_file(&stat) => {
                 let bytes = stat.st_size.cast_unsigned();
                 let Some(stored) = bytes.checked_sub(layout.record_len(&key)) else {
                     return Ok(None);
@@ -110,7 +125,7 @@ impl Backend {
                 claim.set_present_and_lock(bytes);
                 Ok(Some(stored))
             }
-            None => {
+            _ => {
                 if claim.is_known() {
                     claim.set_absent();
                 }
@@ -168,11 +183,27 @@ impl Backend {
         }
     }
 
-    /// Removes an object that is not what was stored.
-    pub(crate) fn damaged(&self, key: &ObjectKey, reason: String) -> LoadOutcome {
+    /// Removes an object that is not what was stored; not, though, if by now another file than the one that was `opened` has
+    /// its name.
+    pub(crate) fn damaged(
+        &self,
+        key: &ObjectKey,
+        opened: Option<&Stat>,
+        reason: String,
+    ) -> LoadOutcome {
+        let claim = self.index.claim_damaged(key);
+        if let Some(opened) = opened
+            && let Ok(name) = self.place.layout.name(key)
+            && let Ok(Some(found)) = self.place.look(&name)
+            && (found.st_dev, found.st_ino) != (opened.st_dev, opened.st_ino)
+        {
+            drop(claim);
+            self.learn(key);
+            return LoadOutcome::Missing;
+        }
         self.counts.damaged.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(%key, reason, "an object is damaged and is removed");
-        if let Err(error) = self.remove(self.index.claim_damaged(key)) {
+        if let Err(error) = self.remove(claim) {
             tracing::warn!(%key, %error, "cannot remove a damaged object");
         }
         LoadOutcome::Corrupt(reason)
@@ -285,5 +316,65 @@ impl Backend {
                 "use_odirect is not possible for all objects: those go through the page cache"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ondol_plugin::l2::{KvRank, ObjectRef, StoreItem};
+
+    use super::*;
+
+    fn backend(change: impl FnOnce(&mut FsConfig)) -> Option<(tempfile::TempDir, Backend)> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = FsConfig::new(dir.path());
+        change(&mut config);
+        match Backend::open(&config) {
+            Ok(backend) => Some((dir, backend)),
+            Err(OpenError::NoIoUring(error)) => {
+                println!("SKIPPED: no io_uring here: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    // Reads into pages that were on their way through the ring went on after the process had been killed, while its pages
+    // were granted to others.
+    #[test]
+    fn direct_reads_do_not_go_through_a_ring_that_outlives_the_process() {
+        for (direct, expected) in [(true, "threads"), (false, "io_uring")] {
+            let made = backend(|config| (config.io, config.direct) = (IoKind::IoUring, direct));
+            let Some((_dir, backend)) = made else { return };
+            assert_eq!(backend.reads().name(), expected);
+            assert_eq!(backend.engine.name(), "io_uring");
+        }
+    }
+
+    #[test]
+    fn what_was_stored_anew_is_not_removed_for_the_damage_of_its_predecessor() {
+        let (dir, backend) = backend(|_| {}).unwrap();
+        let key = ObjectKey::new("m", KvRank(1), 0, [1], "").unwrap();
+        let store = |bytes: &'static [u8]| {
+            let item = StoreItem {
+                key: key.clone(),
+                object: ObjectRef::new(bytes),
+            };
+            assert_eq!(backend.store(&[item]), [Ok(bytes.len() as u64)]);
+        };
+        let name = backend.place.layout.name(&key).unwrap();
+        store(b"old");
+        // A load has the old file open, so that its number is not given to another one.
+        let _open = std::fs::File::open(dir.path().join(&name.file)).unwrap();
+        let opened = backend.place.look(&name).unwrap().unwrap();
+        assert!(backend.delete(std::slice::from_ref(&key)).gone.test(0));
+        store(b"new one");
+        let damaged = |opened| backend.damaged(&key, opened, "of a test".into());
+        assert_eq!(damaged(Some(&opened)), LoadOutcome::Missing);
+        assert_eq!(backend.usage().used_bytes, 7);
+        let opened = backend.place.look(&name).unwrap().unwrap();
+        assert!(matches!(damaged(Some(&opened)), LoadOutcome::Corrupt(_)));
+        assert_eq!(backend.usage().used_bytes, 0);
+        assert!(backend.place.look(&name).unwrap().is_none());
     }
 }

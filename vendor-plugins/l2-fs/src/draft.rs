@@ -17,7 +17,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 
-use crate::place::{Home, Place, entries, is_file};
+use crate::place::{Home, Place, entries, is_file, open_plain, pass_over};
 
 const FILE_MODE: u32 = 0o600;
 const PREFIX: &str = ".ondol-";
@@ -152,8 +152,13 @@ impl Suspects {
     pub(crate) fn sweep(&mut self, place: &Place) -> u64 {
         let mut removed = 0;
         self.0.retain(|id, drafts| {
-            let Some(_lock) = death(place.temporary(), id) else {
-                return true;
+            let _lock = match fate(place.temporary(), id) {
+                Fate::Lives => return true,
+                Fate::Dead(lock) => lock,
+                Fate::Unknown => {
+                    pass_over(&place.temporary_path(&writer_name(id)));
+                    return false;
+                }
             };
             removed += drafts.iter().map(|draft| remove(place, draft)).sum::<u64>();
             // It goes last, as a draft without it is a dead writer's.
@@ -238,16 +243,24 @@ fn id_of(name: &str) -> Option<&str> {
     (id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
 }
 
-/// Whether a writer is dead: `Some`, with its lock if it has left the file.
-fn death(directory: BorrowedFd<'_>, id: &str) -> Option<Option<OwnedFd>> {
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    match openat(directory, writer_name(id), flags, Mode::empty()) {
-        Ok(lock) => {
-            let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
-            locked.is_ok().then_some(Some(lock))
-        }
-        Err(Errno::NOENT) => Some(None),
-        Err(_) => None,
+/// What is known of a writer.
+enum Fate {
+    Lives,
+    /// It is dead; with its lock if it has left the file.
+    Dead(Option<OwnedFd>),
+    /// Something else has the name of its lock, so nobody can tell.
+    Unknown,
+}
+
+fn fate(directory: BorrowedFd<'_>, id: &str) -> Fate {
+    match open_plain(directory, writer_name(id), OFlags::RDWR) {
+        Ok(Some((lock, _))) => match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Fate::Dead(Some(lock)),
+            Err(_) => Fate::Lives,
+        },
+        Ok(None) => Fate::Unknown,
+        Err(Errno::NOENT) => Fate::Dead(None),
+        Err(_) => Fate::Lives,
     }
 }
 

@@ -29,6 +29,15 @@ pub enum OpenError {
         /// What is in it, the beginning at least.
         found: String,
     },
+    /// What has the name of the file that remembers the capacity is no file.
+    #[error(
+        "{path} is no plain file; expected the one that remembers the capacity, or none. Remove it to have the capacity worked out anew",
+        path = path.display()
+    )]
+    NoMemo {
+        /// What has its name.
+        path: PathBuf,
+    },
     /// `io_uring` was asked for.
     #[error(
         "io is \"io_uring\", and the kernel does not allow it: {0}; expected a kernel that does (see kernel.io_uring_disabled and seccomp), or \"auto\" or \"threads\""

@@ -360,6 +360,13 @@ impl State {
         leaving
     }
 
+    fn note(&mut self, key: &ObjectKey, bytes: u64) {
+        let known = self.entries.get(key).map(|entry| entry.bytes);
+        if known != Some(bytes) {
+            self.insert(key, bytes, SystemTime::now());
+        }
+    }
+
     fn insert(&mut self, key: &ObjectKey, bytes: u64, touched: SystemTime) {
         self.remove(key);
         let number = self.next_number;
@@ -413,11 +420,16 @@ impl Claim<'_> {
 
     /// The object is there, in a file of so many bytes.
     pub(crate) fn set_present(&self, bytes: u64) {
+        self.index.state.lock().note(&self.key, bytes);
+    }
+
+    /// As [`set_present`](Self::set_present) for a file that room was asked for, which does not count twice for a moment.
+    pub(crate) fn set_present_in(&self, mut room: Room<'_>, bytes: u64) {
         let mut state = self.index.state.lock();
-        let known = state.entries.get(&self.key).map(|entry| entry.bytes);
-        if known != Some(bytes) {
-            state.insert(&self.key, bytes, SystemTime::now());
-        }
+        state.reserved -= std::mem::take(&mut room.bytes);
+        state.note(&self.key, bytes);
+        // The room's own end asks for the lock.
+        drop(state);
     }
 
     /// As [`set_present`](Self::set_present), and locks it.
@@ -512,6 +524,23 @@ mod tests {
         index.unlock_all([&key(2)]);
         assert_eq!(evict(index.ask(61)), [key(2)]);
         assert_eq!(index.usage().used_bytes, 0);
+    }
+
+    // It counted with its room until its name was on the disk, and others found no room for theirs.
+    #[test]
+    fn what_is_stored_does_not_count_beside_the_room_it_was_given() {
+        let index = with(100, &[]);
+        let Asked::Granted(room) = index.ask(60) else {
+            panic!("there is room")
+        };
+        let claim = index.claim(&key(1));
+        claim.set_present_in(room, 60);
+        let Asked::Granted(_room) = index.ask(40) else {
+            panic!("there is room")
+        };
+        assert_eq!(index.usage().used_bytes, 60);
+        drop(claim);
+        assert_eq!(index.excess(), 0);
     }
 
     #[test]

@@ -4,21 +4,20 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 
 use ondol_plugin::l2::{LoadItem, LoadOutcome, Loaded, ObjectKey, PageMut, StoredTooLong};
-use rustix::fs::{
-    Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fstat, futimens, openat,
-};
+use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
 use rustix::io::Errno;
 
 use crate::backend::Backend;
 use crate::io::{BLOCK, Engine, Transfer};
 use crate::layout::Record;
-use crate::place::is_file;
+use crate::place::{open_plain, pass_over};
 use crate::store::whole_blocks;
 
 /// An object on its way into a page.
 struct Reading {
     key: ObjectKey,
     file: OwnedFd,
+    stat: Stat,
     /// Bytes of the object.
     length: usize,
     /// Bytes that go straight into the body; the rest of a direct read takes the way through `bounce`.
@@ -106,7 +105,7 @@ impl Backend {
             let mut transfers: Vec<_> = reading
                 .filter_map(|(opened, page)| Some(opened.as_mut().ok()?.transfer(page)))
                 .collect();
-            self.engine.run(&mut transfers);
+            self.reads().run(&mut transfers);
             transfers.iter().map(Transfer::moved).collect::<Vec<_>>()
         };
         let mut moved = moved.into_iter();
@@ -132,33 +131,35 @@ impl Backend {
         // What has no name was never stored.
         let name = layout.name(&key).map_err(|_| LoadOutcome::Missing)?;
         let (body, _) = page.parts();
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let home = self.place.home(&name);
         let open = |flags| {
             let home = home.as_ref().map_err(|error| *error)?;
-            openat(home, &*name.file, flags, Mode::empty())
+            open_plain(home, &*name.file, flags)
         };
         let mut direct = self.direct && whole_blocks(body.len()) > 0 && self.is_aligned(body);
-        let mut file = open(if direct {
-            flags | OFlags::DIRECT
+        let mut opened = open(if direct {
+            OFlags::RDONLY | OFlags::DIRECT
         } else {
-            flags
+            OFlags::RDONLY
         });
-        if direct && matches!(file, Err(Errno::INVAL)) {
-            self.say_buffered("the file system refuses it");
+        if direct && matches!(opened, Err(Errno::INVAL)) {
             direct = false;
-            file = open(flags);
+            opened = open(OFlags::RDONLY);
+            if matches!(opened, Ok(Some(_))) {
+                self.say_buffered("the file system refuses it");
+            }
         }
-        let file = file.map_err(|error| self.cannot_open(&key, error))?;
-        let stat = fstat(&file).map_err(|error| LoadOutcome::Failed(error.to_string()))?;
-        if !is_file(&stat) {
+        let opened = opened.map_err(|error| self.cannot_open(&key, error))?;
+        let Some((file, stat)) = opened else {
+            pass_over(&self.place.path(name.shard.as_deref(), &name.file));
+            self.learn(&key);
             return Err(LoadOutcome::Missing);
-        }
+        };
         let found = stat.st_size.cast_unsigned();
         match self.index.bytes(&key) {
             Some(known) if found < known => {
                 let reason = format!("it has {found} bytes; expected {known}");
-                return Err(self.damaged(&key, reason));
+                return Err(self.damaged(&key, Some(&stat), reason));
             }
             Some(known) if found == known => {}
             // Somebody else has stored it, or stored it anew.
@@ -166,7 +167,7 @@ impl Backend {
         }
         let record = layout.record_len(&key);
         let Some(length) = found.checked_sub(record) else {
-            return Err(self.damaged(&key, "it is cut off".into()));
+            return Err(self.damaged(&key, Some(&stat), "it is cut off".into()));
         };
         let (length, room) = (length as usize, page.room());
         if length > room {
@@ -192,6 +193,7 @@ impl Backend {
         Ok(Reading {
             key,
             file,
+            stat,
             length,
             straight,
             bounce,
@@ -205,7 +207,7 @@ impl Backend {
                 self.learn(key);
                 LoadOutcome::Missing
             }
-            Errno::IO => self.damaged(key, error.to_string()),
+            Errno::IO => self.damaged(key, None, error.to_string()),
             error => LoadOutcome::Failed(error.to_string()),
         }
     }
@@ -226,12 +228,13 @@ impl Backend {
             });
         }
         let wanted = reading.wanted();
+        let damaged = |reason| self.damaged(&reading.key, Some(&reading.stat), reason);
         match moved {
-            Err(Errno::IO) => return self.damaged(&reading.key, Errno::IO.to_string()),
+            Err(Errno::IO) => return damaged(Errno::IO.to_string()),
             Err(error) => return LoadOutcome::Failed(error.to_string()),
             Ok(moved) if moved < wanted => {
                 let reason = format!("it ends after {moved} bytes; expected {wanted}");
-                return self.damaged(&reading.key, reason);
+                return damaged(reason);
             }
             Ok(_) => reading.settle(page),
         }
@@ -240,7 +243,8 @@ impl Backend {
             let (body, trailer) = page.parts();
             let parts = [&body[..body_len], &trailer[..trailer_len]];
             if let Err(bad) = Record::check(&reading.record, &reading.key, parts) {
-                return self.damaged(&reading.key, bad.to_string());
+                let reason = bad.to_string();
+                return self.damaged(&reading.key, Some(&reading.stat), reason);
             }
         }
         if self.index.used(&reading.key) {

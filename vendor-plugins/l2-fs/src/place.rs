@@ -6,9 +6,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, fsync, mkdirat, openat, statat, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, Stat, fcntl_setfl, fstat, fsync, mkdirat, openat, statat,
+    unlinkat,
 };
 use rustix::io::{Errno, Result};
+use rustix::path::Arg;
 
 use crate::config::{FsConfig, LayoutKind};
 use crate::error::OpenError;
@@ -28,7 +30,9 @@ pub(crate) struct Place {
     base_path: PathBuf,
     base: OwnedFd,
     objects: OwnedFd,
+    objects_path: PathBuf,
     temporary: OwnedFd,
+    temporary_path: PathBuf,
 }
 
 /// The directory of one file.
@@ -74,10 +78,15 @@ impl Place {
             base_path: base_path.clone(),
             base,
             objects,
+            objects_path: match config.layout.directory() {
+                "." => base_path.clone(),
+                relative => base_path.join(relative),
+            },
             temporary,
+            temporary_path: base_path.join(&config.relative_tmp_dir),
         };
         if place.device(&place.temporary)? != place.device(&place.objects)? {
-            let path = base_path.join(&config.relative_tmp_dir);
+            let path = place.temporary_path;
             let source = Errno::XDEV.into();
             return Err(OpenError::Io {
                 action: "give files their names from",
@@ -102,6 +111,16 @@ impl Place {
 
     pub(crate) fn temporary(&self) -> BorrowedFd<'_> {
         self.temporary.as_fd()
+    }
+
+    /// Where a file is whose directory is `shard`, for messages.
+    pub(crate) fn path(&self, shard: Option<&str>, file: &str) -> PathBuf {
+        self.objects_path.join(shard.unwrap_or("")).join(file)
+    }
+
+    /// Where a file is that is being written, for messages.
+    pub(crate) fn temporary_path(&self, file: &str) -> PathBuf {
+        self.temporary_path.join(file)
     }
 
     /// Whether files are written in a directory of their own before they get their names.
@@ -163,10 +182,42 @@ impl Place {
             .home(name)
             .and_then(|home| unlinkat(&home, &*name.file, AtFlags::empty()));
         match removed {
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(()),
+            // A directory in its place holds nothing of ours either.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR) => Ok(()),
             result => result,
         }
     }
+}
+
+/// Opens a file that is there, to read it or to lock it; `None` if what has the name is no plain file.
+///
+/// Others write in the directory, too. Whoever opened a pipe of theirs would wait for its other end, for ever, and with him
+/// everybody who waits for his work.
+pub(crate) fn open_plain(
+    directory: impl AsFd,
+    file: impl Arg,
+    flags: OFlags,
+) -> Result<Option<(OwnedFd, Stat)>> {
+    let careful = OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let opened = match openat(directory, file, flags | careful, Mode::empty()) {
+        Ok(opened) => opened,
+        // A link; a socket, or a device without a driver; a directory that was to be written.
+        Err(Errno::LOOP | Errno::NXIO | Errno::NODEV | Errno::ISDIR) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let stat = fstat(&opened)?;
+    if !is_file(&stat) {
+        return Ok(None);
+    }
+    // Through `io_uring` some file systems would answer a read that does not block with `EAGAIN`.
+    fcntl_setfl(&opened, flags & OFlags::DIRECT)?;
+    Ok(Some((opened, stat)))
+}
+
+/// Says that something that is no plain file has a name of ours.
+pub(crate) fn pass_over(path: &Path) {
+    let path = path.display();
+    tracing::warn!(%path, "neither opened nor counted: it is no plain file, and has the name of one of this backend. Remove it");
 }
 
 /// Whether a file is one that may hold an object.

@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
+use rustix::fs::{AtFlags, OFlags, statat};
 use rustix::io::Result;
 
 use crate::backend::Backend;
 use crate::draft::Suspects;
 use crate::index::Found;
 use crate::layout::{Meaning, record_of};
-use crate::place::{entries, is_file};
+use crate::place::{entries, is_file, open_plain, pass_over};
 use crate::space::{Capacity, remember};
 
 /// How long, and how often, a writer that seems to live is looked at.
@@ -134,22 +134,25 @@ impl Backend {
         shard: Option<&str>,
         file: &CStr,
     ) -> Option<Found> {
-        let meaning = self.place.layout.meaning(shard, file.to_str().ok()?);
+        let file = file.to_str().ok()?;
+        let meaning = self.place.layout.meaning(shard, file);
         if meaning == Meaning::Foreign {
             return None;
         }
         let stat = statat(directory, file, AtFlags::SYMLINK_NOFOLLOW).ok();
-        let stat = stat.filter(is_file)?;
+        let stat = stat?;
+        if !is_file(&stat) {
+            pass_over(&self.place.path(shard, file));
+            return None;
+        }
         let bytes = stat.st_size.cast_unsigned();
         let key = match meaning {
             Meaning::Object(key) => key,
             Meaning::Recorded | Meaning::Foreign => {
-                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let opened = openat(directory, file, flags, Mode::empty()).ok()?;
+                let (opened, _) = open_plain(directory, file, OFlags::RDONLY).ok()??;
                 let key = record_of(opened.as_fd(), bytes).ok()?;
                 let name = self.place.layout.name(&key).ok()?;
-                let is_its_own =
-                    name.file.as_bytes() == file.to_bytes() && name.shard.as_deref() == shard;
+                let is_its_own = name.file == file && name.shard.as_deref() == shard;
                 is_its_own.then_some(key)?
             }
         };

@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::{Mode, OFlags, fstatvfs, openat};
+use rustix::fs::{OFlags, fstatvfs};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::draft::Writer;
 use crate::error::OpenError;
 use crate::io::{Engine, Transfer};
-use crate::place::{Home, Place};
+use crate::place::{Home, Place, open_plain};
 
 /// The file that remembers the capacity; LMCache takes it for none of its own.
 const MEMO: &str = ".ondol-l2-fs.json";
@@ -75,12 +75,14 @@ impl Capacity {
 
 fn recall(place: &Place) -> Result<Option<u64>, OpenError> {
     let path = || place.base_path().join(MEMO);
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut text = vec![0; MEMO_LIMIT];
-    let read = openat(place.base(), MEMO, flags, Mode::empty())
-        .and_then(|file| rustix::io::pread(&file, &mut text, 0));
+    let read = open_plain(place.base(), MEMO, OFlags::RDONLY).and_then(|opened| match opened {
+        Some((file, _)) => rustix::io::pread(&file, &mut text, 0).map(Some),
+        None => Ok(None),
+    });
     let read = match read {
-        Ok(read) => &text[..read],
+        Ok(Some(read)) => &text[..read],
+        Ok(None) => return Err(OpenError::NoMemo { path: path() }),
         Err(Errno::NOENT) => return Ok(None),
         Err(source) => {
             return Err(OpenError::Io {

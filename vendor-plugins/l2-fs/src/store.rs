@@ -24,7 +24,7 @@ struct Writing<'a> {
     home: Home<'a>,
     draft: Draft<'a>,
     record: Option<Record>,
-    _room: Reserved<'a>,
+    room: Reserved<'a>,
 }
 
 impl Writing<'_> {
@@ -231,7 +231,7 @@ impl Backend {
             home,
             draft,
             record,
-            _room: room,
+            room,
         }))
     }
 
@@ -244,19 +244,25 @@ impl Backend {
                 if bytes < self.place.layout.record_len(key) {
                     // Cut off, as a power failure may leave it; it would stand in the way for ever.
                     drop(claim);
-                    self.damaged(key, format!("it is cut off after {bytes} bytes"));
+                    self.damaged(
+                        key,
+                        Some(&stat),
+                        format!("it is cut off after {bytes} bytes"),
+                    );
                     return Ok(false);
                 }
                 claim.set_present(bytes);
                 Ok(true)
             }
-            Some(_) => Err(io_failure("replace what is no file at", name, Errno::EXIST)),
-            None => {
+            found => {
                 // Somebody else may have removed it.
                 if claim.is_known() {
                     claim.set_absent();
                 }
-                Ok(false)
+                match found {
+                    Some(_) => Err(io_failure("replace what is no file at", name, Errno::EXIST)),
+                    None => Ok(false),
+                }
             }
         }
     }
@@ -284,6 +290,11 @@ impl Backend {
         }
     }
 
+    /// Writes what is begun, directly also through `io_uring`, other than it is read.
+    ///
+    /// A process that is killed while a direct write is on its way through `io_uring` does not wait for it, and its pages may
+    /// be another's before the disk has read them. That harms nobody: the wrong bytes are in a draft, which gets its name only
+    /// from the writer, after the answer to the write; that of a dead writer is removed. [`reads`](Self::reads) has the other way.
     fn write(&self, writing: &mut [(usize, Writing<'_>)]) -> Vec<Stored> {
         let mut transfers: Vec<_> = writing.iter().map(|(_, begun)| begun.first()).collect();
         self.engine.run(&mut transfers);
@@ -332,15 +343,22 @@ impl Backend {
             name,
             home,
             draft,
+            room,
             ..
         } = begun;
         let key = self.place.layout.canonical(&item.key);
         let claim = self.index.claim(&key);
         let published = draft.publish(&home, &name.file);
         match published.map_err(|source| io_failure("give its name to", &name, source))? {
-            true => claim.set_present(length),
-            // Another writer was faster, and what it stored is the same object.
-            false => return Ok(0),
+            true => claim.set_present_in(room, length),
+            false => {
+                drop((claim, room));
+                // Another writer was faster, and what it stored is the same object; unless it is no object.
+                return match self.is_there(&key, &name)? {
+                    true => Ok(0),
+                    false => Err(io_failure("give its name to", &name, Errno::AGAIN)),
+                };
+            }
         }
         drop(claim);
         if self.fsync == Fsync::Full {

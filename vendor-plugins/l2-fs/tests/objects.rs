@@ -4,12 +4,14 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
 
 use common::{PAGE, Rig, bytes, every_way, key, object_files, salted, temporary_files};
-use l2_fs::{FsConfig, LayoutKind};
+use l2_fs::{FsConfig, Fsync, LayoutKind};
 use ondol_plugin::l2::{
     KvRank, L2Adapter, ListRequest, LoadItem, LoadOutcome, ObjectKey, ObjectRef, PageMut, StoreItem,
 };
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 /// Lengths of bodies and trailers around every boundary.
 const SIZES: [(usize, usize); 9] = [
@@ -32,7 +34,8 @@ fn a_batch_of_all_sizes_comes_back_byte_for_byte() {
             config.io = io;
             config.direct = direct;
             config.fsync = fsync;
-        });
+        })
+        .counted();
         let objects: Vec<_> = (0..40_u32)
             .map(|n| {
                 let (body, trailer) = SIZES[n as usize % SIZES.len()];
@@ -436,6 +439,125 @@ fn links_and_directories_in_the_place_of_files_are_not_followed() {
     assert!(temporary_files(&rig.dir).is_empty());
 }
 
+fn mknod(path: &Path, kind: FileType) {
+    mknodat(CWD, path, kind, Mode::RUSR | Mode::WUSR, 0).unwrap();
+}
+
+type Make = fn(&Path);
+
+/// What may have the name of a file and is none, as somebody else may make it.
+const NO_FILES: [(&str, Make); 5] = [
+    ("a pipe", |path| mknod(path, FileType::Fifo)),
+    ("a socket", |path| mknod(path, FileType::Socket)),
+    ("a directory", |path| fs::create_dir(path).unwrap()),
+    ("a link to a pipe", |path| {
+        let pipe = path.with_extension("pipe");
+        if !pipe.exists() {
+            mknod(&pipe, FileType::Fifo);
+        }
+        symlink(pipe, path).unwrap();
+    }),
+    ("a link to nothing", |path| {
+        symlink("/nothing/here", path).unwrap()
+    }),
+];
+
+// Opening a pipe waits for its other end: as many pipes as there are threads, and nothing was ever loaded again.
+#[test]
+fn what_is_no_file_in_the_place_of_an_object_is_a_miss_and_blocks_nobody() {
+    for (way, layout, io, direct, fsync) in every_way() {
+        if fsync != Fsync::None {
+            continue;
+        }
+        for (what, make) in NO_FILES {
+            let way = format!("{what}, {way}");
+            let dir = tempfile::tempdir().unwrap();
+            let open = || {
+                Rig::at(dir.path(), |config| {
+                    (config.layout, config.io, config.direct) = (layout, io, direct);
+                    config.workers = 2;
+                })
+                .counted()
+            };
+            let rig = open();
+            let body = bytes(1, 2 * PAGE);
+            for n in 0..4 {
+                rig.store(&key(n), &body, b"t").unwrap();
+            }
+            for (path, _) in object_files(dir.path()) {
+                fs::remove_file(&path).unwrap();
+                make(&path);
+            }
+            rig.store(&key(7), &body, b"t").unwrap();
+            // It is taken for stored until it is looked at, by loads of several threads, or by a store.
+            let load = |n| LoadItem {
+                key: key(n),
+                page: PageMut::new(common::Aligned::new(2 * PAGE), 1),
+            };
+            for loaded in rig.load_all((0..3).map(load).collect()) {
+                assert_eq!(loaded.outcome, LoadOutcome::Missing, "{way}");
+            }
+            for n in 0..4 {
+                let error = rig.store(&key(n), &body, b"t").unwrap_err();
+                assert!(!error.retryable, "{way}: {error}");
+                assert_eq!(rig.find(&key(n)), None, "{way}");
+            }
+            let whole = [&body[..], b"t"].concat();
+            let check = |rig: &Rig| {
+                assert_eq!(rig.adapter.usage().objects, 1, "{way}");
+                rig.assert_holds(&key(7), &whole, body.len());
+            };
+            check(&rig);
+            drop(rig);
+            let rig = open();
+            check(&rig);
+            for n in 0..4 {
+                assert_eq!(rig.load(&key(n), 2 * PAGE, 1).0, LoadOutcome::Missing);
+                assert_eq!(rig.find(&key(n)), None, "{way}");
+            }
+            assert!(temporary_files(dir.path()).is_empty(), "{way}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_file_in_the_place_of_the_files_of_writers_blocks_no_start() {
+    for (what, make) in NO_FILES {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        make(&at(".ondol-0123456789abcdef.writer"));
+        make(&at(".ondol-00000000deadbeef-1.tmp"));
+        make(&at("org-SEP-model@0x01000100@0@00000001.tmp"));
+        // Nobody can tell whether the writer of this one lives.
+        fs::write(at(".ondol-0123456789abcdef-1.tmp"), b"half").unwrap();
+        let rig = Rig::at(dir.path(), |_| {}).counted();
+        rig.store(&key(1), b"bytes", b"").unwrap();
+        drop(rig);
+        assert!(at(".ondol-0123456789abcdef-1.tmp").exists(), "{what}");
+        let memo = at(".ondol-l2-fs.json");
+        fs::remove_file(&memo).unwrap();
+        make(&memo);
+        let error = l2_fs::FsAdapter::open("fs", &FsConfig::new(dir.path()))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(".ondol-l2-fs.json"), "{what}: {error}");
+        assert!(error.contains("plain file"), "{what}: {error}");
+    }
+}
+
+// An eviction of it never succeeded, so that its bytes counted for ever.
+#[test]
+fn a_directory_in_the_place_of_an_object_does_not_stand_in_the_way_of_room() {
+    let rig = Rig::new(|config| config.capacity = Some(1000)).counted();
+    rig.store(&key(1), &bytes(1, 900), b"").unwrap();
+    let path = object_files(&rig.dir).remove(0).0;
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert_eq!(rig.store(&key(2), &bytes(2, 900), b""), Ok(900));
+    assert_eq!(rig.adapter.usage().used_bytes, 900);
+    assert!(path.is_dir());
+}
+
 #[test]
 fn directories_and_files_are_their_owners_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -445,7 +567,7 @@ fn directories_and_files_are_their_owners_alone() {
         config.relative_tmp_dir = "tmp/x".into();
     });
     rig.store(&key(1), b"bytes", b"").unwrap();
-    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let file = object_files(&base).remove(0).0;
     assert_eq!(mode(&file), 0o600);
     for directory in [base.as_path(), &base.join("tmp/x"), file.parent().unwrap()] {
