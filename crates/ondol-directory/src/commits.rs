@@ -14,11 +14,17 @@ use parking_lot::MutexGuard;
 use crate::directory::{Directory, DirectoryError};
 use crate::state::State;
 
-/// Hears of objects that became visible, other than by [`Directory::admit`].
+/// Hears of objects that became visible, other than by [`Directory::admit`], and is asked for room.
 pub trait CommitListener: Send + Sync + fmt::Debug {
     /// These objects are visible, with their lengths in bytes. Called by the thread that committed them, or one that
     /// made them durable, under no lock; what was committed later may be told earlier.
     fn committed(&self, objects: &[(Key, u64)]);
+
+    /// A client wants a page and there is none: lets go of objects that are held for nobody yet; whether there were any.
+    /// Called under no lock.
+    fn let_go(&self) -> bool {
+        false
+    }
 }
 
 impl Directory {

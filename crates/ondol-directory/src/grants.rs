@@ -52,6 +52,7 @@ impl Directory {
     ) -> Result<Vec<Grant>, DirectoryError> {
         let record = self.client(client)?;
         let mut waits = 0;
+        let mut has_asked = false;
         loop {
             let mut state = self.state.lock();
             let mut book = record.open_book()?;
@@ -86,6 +87,14 @@ impl Directory {
                     waits += 1;
                     drop(book);
                     self.flush(state)?;
+                }
+                Err(Obstacle::Refused(DirectoryError::Full(_))) if !has_asked => {
+                    has_asked = true;
+                    drop(book);
+                    drop(state);
+                    if let Some(listener) = self.listener.get() {
+                        listener.let_go();
+                    }
                 }
                 Err(Obstacle::Refused(error)) => {
                     match error {

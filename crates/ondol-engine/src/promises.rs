@@ -1,42 +1,45 @@
 //! Objects that were brought ahead of need and that nobody holds yet. They are kept for a few seconds, as far as there is room:
-//! time may cancel a promise, and so may a later one.
+//! time may cancel a promise, and so may a later one, or somebody who needs the room.
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use ondol_tiering::{Leased, Prefetch, PrefetchReport};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 /// How long what was brought is kept.
 const KEPT: Duration = Duration::from_secs(5);
 /// How often prefetches that are under way are looked at.
 const LOOK: Duration = Duration::from_millis(20);
-/// Promises that may wait to be taken over; those beyond are not kept.
-const WAITING: usize = 1024;
+/// Prefetches under way that are followed; what those beyond bring is not kept.
+const FOLLOWED: usize = 1024;
 
-/// Keeps promises, on a thread of its own.
+/// Keeps promises; a thread of its own ends them in time.
 #[derive(Debug)]
 pub(crate) struct Promises {
-    room: Mutex<Option<(Sender<Promise>, JoinHandle<()>)>>,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
-enum Promise {
-    Running(Prefetch),
-    Brought(PrefetchReport),
-}
-
-/// What is kept now.
-#[derive(Debug)]
-struct Kept {
+struct Shared {
     limit: u64,
-    bytes: u64,
+    kept: Mutex<Kept>,
+    changed: Condvar,
+}
+
+/// What is promised now.
+#[derive(Debug, Default)]
+struct Kept {
     running: Vec<Prefetch>,
     /// What was brought, the oldest first.
     held: VecDeque<Held>,
+    /// Bytes of that.
+    bytes: u64,
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -49,87 +52,108 @@ struct Held {
 impl Promises {
     /// Keeps at most so many bytes of objects.
     pub(crate) fn start(limit: u64) -> io::Result<Self> {
-        let (sender, receiver) = bounded(WAITING);
-        let kept = Kept {
+        let shared = Arc::new(Shared {
             limit,
-            bytes: 0,
-            running: Vec::new(),
-            held: VecDeque::new(),
-        };
+            kept: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let keeper = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("ondol-promises".to_owned())
-            .spawn(move || kept.run(&receiver))?;
+            .spawn(move || keeper.run())?;
         Ok(Self {
-            room: Mutex::new(Some((sender, thread))),
+            shared,
+            thread: Mutex::new(Some(thread)),
         })
     }
 
     /// Keeps what this prefetch brings.
     pub(crate) fn make(&self, prefetch: Prefetch) {
-        self.send(Promise::Running(prefetch));
+        let mut kept = self.shared.kept.lock();
+        // Else it is brought all the same, and not kept.
+        if !kept.closed && kept.running.len() < FOLLOWED {
+            kept.running.push(prefetch);
+            self.shared.changed.notify_all();
+        }
     }
 
     /// Keeps what was brought.
     pub(crate) fn keep(&self, report: PrefetchReport) {
-        self.send(Promise::Brought(report));
-    }
-
-    fn send(&self, promise: Promise) {
-        if let Some((sender, _)) = &*self.room.lock() {
-            // Without room it is brought all the same, and not kept.
-            let _ = sender.try_send(promise);
+        let mut kept = self.shared.kept.lock();
+        if !kept.closed {
+            kept.hold(report, self.shared.limit);
+            self.shared.changed.notify_all();
         }
     }
 
-    /// Cancels every promise.
+    /// Cancels what is promised now, as somebody needs the room; whether there was anything. What is on its way comes all the
+    /// same.
+    pub(crate) fn cancel(&self) -> bool {
+        self.shared.cancel(false)
+    }
+
+    /// Cancels every promise, for good.
     pub(crate) fn stop(&self) {
-        let Some((sender, thread)) = self.room.lock().take() else {
-            return;
-        };
-        drop(sender);
-        if thread.join().is_err() {
+        self.shared.cancel(true);
+        let thread = self.thread.lock().take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread that keeps promoted objects has panicked");
         }
     }
 }
 
-impl Kept {
-    fn run(mut self, promises: &Receiver<Promise>) {
-        loop {
-            let next = if self.running.is_empty() {
-                self.held.front().map(|held| held.until)
+impl Shared {
+    fn cancel(&self, closed: bool) -> bool {
+        let mut kept = self.kept.lock();
+        let closed = closed || kept.closed;
+        let cancelled = std::mem::replace(
+            &mut *kept,
+            Kept {
+                closed,
+                ..Kept::default()
+            },
+        );
+        drop(kept);
+        self.changed.notify_all();
+        // Leases end without the lock.
+        !cancelled.held.is_empty() || !cancelled.running.is_empty()
+    }
+
+    fn run(&self) {
+        let mut kept = self.kept.lock();
+        while !kept.closed {
+            let next = if kept.running.is_empty() {
+                kept.held.front().map(|held| held.until)
             } else {
                 Some(Instant::now() + LOOK)
             };
-            let promise = match next {
-                Some(next) => promises.recv_deadline(next),
-                None => promises.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match promise {
-                Ok(Promise::Running(prefetch)) => self.running.push(prefetch),
-                Ok(Promise::Brought(report)) => self.hold(report),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
+            match next {
+                Some(next) => {
+                    self.changed.wait_until(&mut kept, next);
+                }
+                None => self.changed.wait(&mut kept),
             }
-            self.look();
+            kept.look(self.limit);
         }
     }
+}
 
-    fn look(&mut self) {
+impl Kept {
+    fn look(&mut self, limit: u64) {
         let now = Instant::now();
         let (done, running) = std::mem::take(&mut self.running)
             .into_iter()
             .partition(Prefetch::is_done);
         self.running = running;
         for prefetch in done {
-            self.hold(prefetch.wait(now));
+            self.hold(prefetch.wait(now), limit);
         }
         while self.held.front().is_some_and(|held| held.until <= now) {
             self.cancel_oldest();
         }
     }
 
-    fn hold(&mut self, report: PrefetchReport) {
+    fn hold(&mut self, report: PrefetchReport, limit: u64) {
         let mut bytes = 0;
         let leases: Vec<_> = report
             .leases
@@ -138,7 +162,7 @@ impl Kept {
             .flatten()
             .take_while(|lease| {
                 bytes += lease.as_ref().len() as u64;
-                bytes <= self.limit
+                bytes <= limit
             })
             .collect();
         let bytes = leases.iter().map(|lease| lease.as_ref().len() as u64).sum();
@@ -151,7 +175,7 @@ impl Kept {
             bytes,
             _leases: leases,
         });
-        while self.bytes > self.limit {
+        while self.bytes > limit {
             self.cancel_oldest();
         }
     }

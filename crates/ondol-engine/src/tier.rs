@@ -34,7 +34,7 @@ pub(crate) struct Tier {
     pub(crate) memory: Arc<Memory>,
     /// Those that the engine was opened with.
     backends: Vec<Weak<Backend>>,
-    promises: Promises,
+    promises: Arc<Promises>,
     /// Whether it matters how often an object is used.
     counts_uses: bool,
     close_deadline: Duration,
@@ -42,13 +42,21 @@ pub(crate) struct Tier {
 
 /// Tells the storage tier of commits. The directory, which the tier needs, does not keep it alive.
 #[derive(Debug)]
-struct Told(Weak<Tiering>);
+struct Told {
+    tiering: Weak<Tiering>,
+    promises: Weak<Promises>,
+}
 
 impl CommitListener for Told {
     fn committed(&self, objects: &[(Key, u64)]) {
-        if let Some(tiering) = self.0.upgrade() {
+        if let Some(tiering) = self.tiering.upgrade() {
             tiering.committed(objects);
         }
+    }
+
+    fn let_go(&self) -> bool {
+        let promises = self.promises.upgrade();
+        promises.is_some_and(|promises| promises.cancel())
     }
 }
 
@@ -146,14 +154,18 @@ impl Tier {
         settings.quotas = Arc::clone(quotas);
         let tiering = Tiering::start(Arc::clone(&memory), backends, settings)
             .map_err(|error| failed(&error))?;
-        directory.set_commit_listener(Arc::new(Told(Arc::downgrade(&tiering))));
         let promises = Promises::start(memory.capacity_bytes() / PROMISED_PART);
+        let promises = Arc::new(promises.map_err(EngineError::Thread)?);
+        directory.set_commit_listener(Arc::new(Told {
+            tiering: Arc::downgrade(&tiering),
+            promises: Arc::downgrade(&promises),
+        }));
         Ok(Self {
             tiering,
             memory,
             backends: weak,
             counts_uses: config.tiering.admit_after_uses > 1,
-            promises: promises.map_err(EngineError::Thread)?,
+            promises,
             close_deadline: config.close_deadline,
         })
     }

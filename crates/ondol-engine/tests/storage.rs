@@ -259,6 +259,22 @@ fn a_prefetch_brings_objects_that_are_kept_until_their_reader_comes() {
 }
 
 #[test]
+fn a_promise_gives_way_to_a_page_that_is_asked_for() {
+    let disk = Disk::default();
+    let engine = volatile(on(&disk));
+    let handler = client(&engine);
+    overflow(&engine, &handler, 4);
+    let keys: Vec<_> = (0..4).map(key).collect();
+    handler.prefetch(&keys).unwrap();
+    eventually("what was prefetched", || {
+        handler.batch_exists(&keys).unwrap() == [true; 4]
+    });
+    // As large as the pool: there is no such page while anything is held.
+    let page = handler.alloc(4 << 20).unwrap();
+    assert_eq!(page.len(), 4 << 20);
+}
+
+#[test]
 fn what_was_deleted_does_not_come_back_from_storage_nor_as_what_it_was() {
     let disk = Disk::default();
     let engine = volatile(on(&disk));
