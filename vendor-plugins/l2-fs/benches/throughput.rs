@@ -1,6 +1,7 @@
 //! How fast objects go into files and come back, beside a plain write and read of the same bytes by as many threads, and a copy in
 //! memory. All take turns in one run, so that what else happens on the machine hits all. Prints medians in MB/s with, in brackets, the ratio to
-//! the plain one with as many threads, and the processors' time in ms for each GB, which says more on a busy machine; asserts nothing.
+//! the plain one with as many threads, and the processors' time in ms for each GB, which says more on a busy machine; asserts nothing. Direct loads go by
+//! threads under every name.
 //!
 //! `cargo bench -p l2-fs --bench throughput [-- DIRECTORY [ROUNDS]]`
 
