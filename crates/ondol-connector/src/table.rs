@@ -14,6 +14,9 @@ use serde_json::{Map, Value};
 use crate::c_connector::{self, Functions};
 use crate::{ConnectorError, abi, text};
 
+/// Bytes of a row, at most: far more than any version has.
+const MAX_ROW_SIZE: usize = 1 << 16;
+
 /// The function that a shared library of connectors exports.
 pub const ENTRY_SYMBOL: &str = "ondol_connector_table";
 
@@ -192,6 +195,13 @@ impl Table {
         if head.row_size < needed {
             return Err(too_small("ondol_connector", head.row_size, needed));
         }
+        // With so few rows of so few bytes no place of a row is out of a pointer's reach.
+        if head.row_size > MAX_ROW_SIZE {
+            return Err(malformed(format!(
+                "its rows have {} bytes; expected at most {MAX_ROW_SIZE}",
+                head.row_size
+            )));
+        }
         if head.row_count > abi::MAX_ROWS {
             return Err(malformed(format!(
                 "it has {} rows; expected at most {}",
@@ -314,5 +324,27 @@ impl ClassParameter {
             default,
             summary: summary.unwrap_or_default(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // The place of the third row was computed with an overflow.
+    #[test]
+    fn rows_of_a_size_that_no_row_has_are_refused() {
+        let row = 0_usize;
+        let table = abi::Table {
+            abi_version: abi::VERSION,
+            struct_size: size_of::<abi::Table>() as u32,
+            row_size: usize::MAX / 2,
+            row_count: 3,
+            rows: (&raw const row).cast(),
+        };
+        // SAFETY: the table lives longer than the call, and there is no function in it.
+        let read = unsafe { Table::read("it".to_owned(), (&raw const table).cast(), None) };
+        let error = read.map(drop).expect_err("no row is that large");
+        assert!(error.to_string().contains("at most 65536"), "{error}");
     }
 }

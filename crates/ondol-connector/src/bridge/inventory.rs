@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use ondol_plugin::l2::{ObjectKey, Usage};
 
+/// Bytes of an object, at most: what a connector says beyond that is made up, and sums of it would say nothing.
+const MAX_OBJECT_BYTES: u64 = 1 << 40;
+
 /// Objects that this process has seen, with their lengths.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
@@ -34,14 +37,15 @@ impl Inventory {
     /// Learns that an object of so many bytes is there; whether that is new.
     pub(super) fn learn(&mut self, key: &ObjectKey, bytes: u64) -> bool {
         let seen = self.clock;
+        let bytes = bytes.min(MAX_OBJECT_BYTES);
         let before = self.objects.insert(key.clone(), Known { bytes, seen });
         if let Some(before) = &before {
             self.subtract(key, before.bytes);
         }
-        self.used_bytes += bytes;
+        self.used_bytes = self.used_bytes.saturating_add(bytes);
         if bytes > 0 {
             match self.by_salt.get_mut(key.cache_salt()) {
-                Some(used) => *used += bytes,
+                Some(used) => *used = used.saturating_add(bytes),
                 None => {
                     self.by_salt.insert(key.cache_salt().to_owned(), bytes);
                 }
@@ -90,9 +94,9 @@ impl Inventory {
     }
 
     fn subtract(&mut self, key: &ObjectKey, bytes: u64) {
-        self.used_bytes -= bytes;
+        self.used_bytes = self.used_bytes.saturating_sub(bytes);
         if let Some(used) = self.by_salt.get_mut(key.cache_salt()) {
-            *used -= bytes;
+            *used = used.saturating_sub(bytes);
             if *used == 0 {
                 self.by_salt.remove(key.cache_salt());
             }
@@ -126,6 +130,18 @@ mod tests {
         assert_eq!((usage.used_bytes, usage.objects), (10, 1));
         assert!(!usage.bytes_by_salt.contains_key("tenant"));
         assert!(!usage.is_complete);
+    }
+
+    // Their sum was more than a number holds.
+    #[test]
+    fn lengths_that_a_connector_made_up_are_bounded() {
+        let mut inventory = Inventory::default();
+        inventory.learn(&key(1, ""), u64::MAX);
+        inventory.stored(&key(2, ""), u64::MAX);
+        assert_eq!(inventory.usage().used_bytes, 2 * MAX_OBJECT_BYTES);
+        inventory.forget(&key(1, ""));
+        inventory.forget(&key(2, ""));
+        assert_eq!(inventory.usage().used_bytes, 0);
     }
 
     #[test]

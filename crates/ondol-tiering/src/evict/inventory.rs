@@ -7,6 +7,7 @@ use ondol_catalog::{Admitted, EntryId, EvictionPolicy};
 use ondol_plugin::l2::ObjectKey;
 
 use super::plan::Plan;
+use super::reports::MAX_OBJECT_BYTES;
 
 /// What is known to be stored in a backend, and the order in which it goes.
 #[derive(Debug)]
@@ -43,6 +44,7 @@ impl Inventory {
 
     /// An object is there. Nothing changes if that is known, but for bytes that were not.
     pub(super) fn insert(&mut self, key: ObjectKey, bytes: u64) {
+        let bytes = bytes.min(MAX_OBJECT_BYTES);
         if let Some(id) = self.ids.get(&key) {
             if let Some(entry) = self.entries.get_mut(id)
                 && entry.bytes == 0
@@ -159,6 +161,15 @@ mod tests {
             by_salt: [("even".to_owned(), 15)].into(),
         };
         assert_eq!(names(&inventory.choose(plan, 10, |_| false)), [2, 4]);
+    }
+
+    #[test]
+    fn a_size_that_a_backend_made_up_is_bounded() {
+        let mut inventory = lru();
+        (1..=3).for_each(|n| inventory.insert(key(n, ""), u64::MAX));
+        let victims = inventory.choose(bytes(u64::MAX), 10, |_| false);
+        assert_eq!(names(&victims), [1, 2, 3]);
+        assert!(victims.iter().all(|it| it.bytes == MAX_OBJECT_BYTES));
     }
 
     #[test]

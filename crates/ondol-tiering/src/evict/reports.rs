@@ -8,6 +8,8 @@ use parking_lot::{Condvar, Mutex};
 
 /// The most reports that wait to be heard.
 const LIMIT: usize = 65_536;
+/// Bytes of an object, at most: what a backend says beyond that is made up, and sums of it would say nothing.
+pub(super) const MAX_OBJECT_BYTES: u64 = 1 << 40;
 /// Reports that are heard at once, even if nothing is urgent.
 const PLENTY: usize = 1024;
 
@@ -107,6 +109,7 @@ impl Reports {
             return;
         }
         for (key, bytes) in objects {
+            let bytes = bytes.min(MAX_OBJECT_BYTES);
             state.headroom = state.headroom.saturating_sub(bytes);
             if state.reports.len() < LIMIT {
                 state.reports.push(Report::Stored(key.clone(), bytes));
@@ -206,9 +209,39 @@ impl Reports {
             Report::Stored(_, bytes) => *bytes,
             Report::Loaded(_) | Report::Deleted(_) => 0,
         });
-        let waiting: u64 = waiting.sum();
+        let waiting = waiting.fold(0, u64::saturating_add);
         state.headroom = headroom.saturating_sub(waiting);
         state.any_quota = any_quota;
         state.look |= waiting > 0 && (state.headroom == 0 || any_quota);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ondol_plugin::l2::KvRank;
+
+    use super::*;
+
+    // Their sum was more than a number holds.
+    #[test]
+    fn sizes_that_a_backend_made_up_are_bounded() {
+        let spec = EvictionSpec {
+            policy: "lru".into(),
+            trigger_watermark: 0.8,
+            eviction_ratio: 0.2,
+        };
+        let reports = Reports::new(&spec).expect("it is linked in");
+        let reports = reports.expect("it is none of `noop`");
+        let key = |n: u8| ObjectKey::new("model", KvRank(1), 0, [n], "").expect("a key");
+        let keys = [key(1), key(2)];
+        reports.stored(keys.iter().map(|key| (key, u64::MAX)));
+        reports.wake_after(1000, false);
+        let heard = reports.next(None).reports;
+        assert_eq!(heard.len(), 2);
+        assert!(
+            heard
+                .iter()
+                .all(|report| matches!(report, Report::Stored(_, MAX_OBJECT_BYTES)))
+        );
     }
 }

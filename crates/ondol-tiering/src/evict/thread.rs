@@ -18,8 +18,10 @@ const PAGE_KEYS: usize = 512;
 const CHOOSE_KEYS: usize = 4096;
 /// Objects that are deleted at once.
 const DELETE_KEYS: usize = 256;
-/// How often a listing that fails is tried.
+/// After so many failures in a row a listing is said not to work, and begins anew.
 const LIST_TRIES: u32 = 3;
+/// The longest pause before a listing that fails is tried again: what it does not tell is never evicted.
+const LONGEST_LIST_PAUSE: Duration = Duration::from_secs(300);
 
 /// Makes room in one backend.
 pub(super) struct EvictThread {
@@ -29,6 +31,7 @@ pub(super) struct EvictThread {
     counters: Arc<EvictCounters>,
     inventory: Inventory,
     listing: Listing,
+    cursors: Cursors,
     /// Where an eviction that has begun ends, in bytes.
     target: Option<u64>,
     /// Objects that were locked when they were to go.
@@ -39,7 +42,7 @@ pub(super) struct EvictThread {
     works: Timer,
     /// When to look at a usage again that is still being counted.
     counted: Timer,
-    /// When to list again, and how often it has failed.
+    /// When to list again, and how often that has failed in a row.
     lists: Timer,
     list_failures: u32,
     /// Whether the usage was known when it was last listed what is there.
@@ -51,8 +54,42 @@ pub(super) struct EvictThread {
 enum Listing {
     /// The next page begins here.
     Next(Option<String>),
-    /// All is known, or the backend cannot say.
+    /// All is known.
     Done,
+}
+
+/// The cursors of a listing, of which none may come twice: it would never end.
+///
+/// One of them is remembered, and another one after twice as many pages each time, so that a circle of any length is found.
+#[derive(Debug)]
+struct Cursors {
+    remembered: Option<String>,
+    pages: u32,
+    pages_until_next: u32,
+}
+
+impl Cursors {
+    fn new() -> Self {
+        Self {
+            remembered: None,
+            pages: 0,
+            pages_until_next: 1,
+        }
+    }
+
+    /// Whether the listing goes round in a circle.
+    fn repeat(&mut self, next: &str) -> bool {
+        if self.remembered.as_deref() == Some(next) {
+            return true;
+        }
+        self.pages += 1;
+        if self.pages == self.pages_until_next {
+            self.remembered = Some(next.to_owned());
+            self.pages = 0;
+            self.pages_until_next = self.pages_until_next.saturating_mul(2);
+        }
+        false
+    }
 }
 
 /// When something is tried again; the pause doubles each time.
@@ -60,6 +97,7 @@ enum Listing {
 struct Timer {
     at: Option<Instant>,
     pause: Duration,
+    longest: Duration,
 }
 
 impl Timer {
@@ -67,9 +105,15 @@ impl Timer {
     const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
     fn new() -> Self {
+        Self::up_to(Self::LONGEST_PAUSE)
+    }
+
+    /// A timer whose pauses become so long.
+    fn up_to(longest: Duration) -> Self {
         Self {
             at: None,
             pause: Self::FIRST_PAUSE,
+            longest,
         }
     }
 
@@ -80,7 +124,7 @@ impl Timer {
     fn set(&mut self, now: Instant) {
         if self.at.is_none() {
             self.at = Some(now + self.pause);
-            self.pause = (self.pause * 2).min(Self::LONGEST_PAUSE);
+            self.pause = (self.pause * 2).min(self.longest);
         }
     }
 
@@ -111,12 +155,13 @@ impl EvictThread {
             quotas,
             counters,
             listing: Listing::Next(None),
+            cursors: Cursors::new(),
             target: None,
             locked: HashSet::new(),
             unlocked: Timer::new(),
             works: Timer::new(),
             counted: Timer::new(),
-            lists: Timer::new(),
+            lists: Timer::up_to(LONGEST_LIST_PAUSE),
             list_failures: 0,
             listed_whole: false,
         }
@@ -176,6 +221,7 @@ impl EvictThread {
         let backend = &self.attached.backend;
         if cursor.is_none() {
             self.listed_whole = backend.usage().is_complete;
+            self.cursors = Cursors::new();
         }
         let request = ListRequest {
             model_name: None,
@@ -187,26 +233,38 @@ impl EvictThread {
                 for entry in page.entries {
                     self.inventory.insert(entry.key, entry.size_bytes);
                 }
-                if page.next_cursor.is_some() {
-                    self.listing = Listing::Next(page.next_cursor);
+                match page.next_cursor {
+                    Some(next) if self.cursors.repeat(&next) => {
+                        let reason = format!("the cursor {next:?} comes again and again");
+                        self.list_failures = self.list_failures.max(LIST_TRIES - 1);
+                        self.listing_failed(None, &reason);
+                    }
+                    Some(next) => self.listing = Listing::Next(Some(next)),
+                    // A circle is found late: only an end shows that there was none.
+                    None => {
+                        self.list_failures = 0;
+                        self.lists = Timer::up_to(LONGEST_LIST_PAUSE);
+                    }
                 }
             }
-            Err(error) => {
-                self.list_failures += 1;
-                if self.list_failures < LIST_TRIES {
-                    self.listing = Listing::Next(request.cursor);
-                    self.lists.set(Instant::now());
-                    return;
-                }
-                self.listed_whole = true;
-                let backend = backend.name();
-                tracing::info!(
-                    backend,
-                    %error,
-                    "the backend does not list what it has: only what is stored from now on can be evicted"
-                );
-            }
+            Err(error) => self.listing_failed(request.cursor, &error.to_string()),
         }
+    }
+
+    /// It is tried again after a pause. A cursor that failed too often may be of no use any more.
+    fn listing_failed(&mut self, cursor: Option<String>, reason: &str) {
+        self.list_failures = self.list_failures.saturating_add(1);
+        if self.list_failures == LIST_TRIES {
+            let backend = self.attached.backend.name();
+            tracing::info!(
+                backend,
+                reason,
+                "the backend does not list what it has: until it does, only what is stored from now on can be evicted"
+            );
+        }
+        let restarts = self.list_failures >= LIST_TRIES;
+        self.listing = Listing::Next(cursor.filter(|_| !restarts));
+        self.lists.set(Instant::now());
     }
 
     /// Deletes what is too much.
@@ -286,7 +344,7 @@ impl EvictThread {
         let mut bytes = 0;
         for (at, victim) in victims.iter().enumerate() {
             if result.gone.test(at) {
-                bytes += victim.bytes;
+                bytes = victim.bytes.saturating_add(bytes);
                 self.inventory.remove(&victim.key);
             } else {
                 self.locked.insert(victim.id);
@@ -304,5 +362,29 @@ impl EvictThread {
             return Err(CannotDelete);
         }
         Ok(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cursors;
+
+    #[test]
+    fn a_listing_that_goes_round_in_a_circle_is_found_out_and_no_other() {
+        for (before, circle) in [(0, 1), (0, 2), (3, 1), (5, 7), (100, 33)] {
+            let mut cursors = Cursors::new();
+            let number = |page: u32| {
+                if page < before {
+                    page
+                } else {
+                    before + (page - before) % circle
+                }
+            };
+            let found = (0..1000).find(|page| cursors.repeat(&number(*page).to_string()));
+            let found = found.expect("it is found out");
+            assert!(found >= before + circle, "no cursor had come twice");
+        }
+        let mut cursors = Cursors::new();
+        assert!((0..10_000).all(|page| !cursors.repeat(&page.to_string())));
     }
 }

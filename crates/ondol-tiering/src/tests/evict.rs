@@ -54,6 +54,30 @@ fn what_an_earlier_process_stored_is_evicted_as_well() {
     assert!(shelf.used() >= 500_000, "and no more than it must be");
 }
 
+// After three failures within half a second nobody asked again, and what was there before stayed for ever.
+#[test]
+fn a_backend_that_does_not_list_at_first_is_asked_again() {
+    let (l1, shelf) = (l1(), Shelf::with_capacity(1_000_000));
+    for number in 0..90 {
+        shelf.fill(name(number, ""), 10_000);
+    }
+    shelf.fail_lists(4);
+    let _tiering = start(&l1, vec![shelf_backend(&shelf, LRU)], config());
+    until("it is below the watermark", || shelf.used() < 800_000);
+}
+
+#[test]
+fn a_listing_that_never_ends_does_not_keep_what_is_stored_from_being_evicted() {
+    let (l1, shelf) = (l1(), Shelf::with_capacity(100 * 5000));
+    shelf.list_in_circles();
+    let tiering = start(&l1, vec![shelf_backend(&shelf, LRU)], config());
+    for first in (0..200).step_by(10) {
+        commit(&l1, &tiering, first..first + 10);
+        until("they are stored", || unstored(&l1, first..first + 10) == 0);
+    }
+    until("it is below the watermark", || shelf.used() < 400_000);
+}
+
 /// LMCache deletes what a lookup has locked (§7.1 row 6).
 #[test]
 fn a_locked_object_is_never_deleted_and_goes_when_it_is_unlocked() {

@@ -32,6 +32,8 @@ struct State {
     stores_hang: bool,
     deletes_hang: bool,
     deletes_panic: bool,
+    failing_lists: u32,
+    lists_in_circles: bool,
 }
 
 impl Shelf {
@@ -92,6 +94,16 @@ impl Shelf {
     /// The next delete takes it out of use.
     pub(super) fn panic_in_deletes(&self) {
         self.0.state.lock().deletes_panic = true;
+    }
+
+    /// So many listings fail.
+    pub(super) fn fail_lists(&self, times: u32) {
+        self.0.state.lock().failing_lists = times;
+    }
+
+    /// A listing tells nothing and comes to no end.
+    pub(super) fn list_in_circles(&self) {
+        self.0.state.lock().lists_in_circles = true;
     }
 
     pub(super) fn hang_stores(&self, hang: bool) {
@@ -171,9 +183,19 @@ impl BlockingBackend for Shelf {
     }
 
     fn list_keys(&self, request: &ListRequest) -> anyhow::Result<KeyPage> {
+        let mut state = self.0.state.lock();
+        if state.failing_lists > 0 {
+            state.failing_lists -= 1;
+            anyhow::bail!("the test says so");
+        }
+        if state.lists_in_circles {
+            return Ok(KeyPage {
+                entries: Vec::new(),
+                next_cursor: Some("again".to_owned()),
+            });
+        }
         let after: Option<ObjectKey> =
             request.cursor.as_ref().map(|key| key.parse()).transpose()?;
-        let state = self.0.state.lock();
         let behind = state
             .objects
             .iter()
