@@ -1,5 +1,6 @@
 //! Tables of connectors: read once, checked field by field, and copied.
 
+use std::error::Error;
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::{MaybeUninit, offset_of, size_of};
@@ -91,9 +92,13 @@ impl Table {
         let file = path
             .canonicalize()
             .map_err(|error| failed(error.to_string()))?;
+        // The loader would wait for a pipe.
+        if !file.is_file() {
+            return Err(failed("it is no plain file".to_owned()));
+        }
         // SAFETY: initialisers of the library run here. Whoever configures a library has decided to trust it.
         let loaded = unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_LOCAL) };
-        let loaded = loaded.map_err(|error| failed(error.to_string()))?;
+        let loaded = loaded.map_err(|error| failed(with_source(&error)))?;
         let no_entry = |reason: String| ConnectorError::NoEntry {
             path: path.to_owned(),
             symbol: ENTRY_SYMBOL,
@@ -101,7 +106,7 @@ impl Table {
         };
         // SAFETY: a function of this name has this signature, says the header.
         let entry = unsafe { loaded.get::<ConnectorEntry>(ENTRY_SYMBOL.as_bytes()) };
-        let entry = *entry.map_err(|error| no_entry(error.to_string()))?;
+        let entry = *entry.map_err(|error| no_entry(with_source(&error)))?;
         // SAFETY: the library is loaded, and the function may be called at any time from any thread.
         let table = unsafe { entry() };
         let library = path.display().to_string();
@@ -240,6 +245,14 @@ impl fmt::Debug for Table {
             .field("library", &self.library)
             .field("classes", &self.classes().collect::<Vec<_>>())
             .finish_non_exhaustive()
+    }
+}
+
+/// What the loader says, with the system's own words, which stand behind it.
+fn with_source(error: &dyn Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
     }
 }
 

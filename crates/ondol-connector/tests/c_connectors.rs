@@ -156,15 +156,27 @@ fn what_is_no_library_of_connectors_is_refused() {
     let dir = TempDir::new().unwrap();
     let text = dir.path().join("libtext.so");
     std::fs::write(&text, "no library").unwrap();
-    for path in [text, dir.path().join("missing.so")] {
+    for (path, said) in [
+        // The loader's own words.
+        (text, "file too short"),
+        (dir.path().join("missing.so"), "No such file"),
+        (dir.path().to_owned(), "no plain file"),
+    ] {
         let error = Table::load(&path).unwrap_err();
         assert!(matches!(error, ConnectorError::Load { .. }), "{error}");
-        assert!(error.to_string().contains(path.to_str().unwrap()));
+        let error = error.to_string();
+        assert!(error.contains(path.to_str().unwrap()), "{error}");
+        assert!(error.contains(said), "{error}");
     }
     let library = compile(dir.path(), &["-DONDOL_CONNECTOR_ENTRY=another_name"]);
     let error = Table::load(&library).unwrap_err();
     assert!(matches!(error, ConnectorError::NoEntry { .. }), "{error}");
-    assert!(error.to_string().contains("ondol_connector_table"));
+    assert!(
+        error
+            .to_string()
+            .contains("undefined symbol: ondol_connector_table"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //!
 //! ```json
 //! {"type": "native_plugin", "module_path": "connector_example_cpp", "class_name": "FsConnector",
-//!  "base_path": "/var/cache/objects", "num_workers": 8}
+//!  "adapter_params": {"base_path": "/var/cache/objects", "num_workers": 8}}
 //! ```
 //!
 //! and the same sources make a shared library, whose path is then the `module_path`:

@@ -7,6 +7,8 @@ use serde_json::{Map, Value};
 const DEFAULT_WORKERS: usize = 4;
 const MAX_WORKERS: u64 = 256;
 const GIB: f64 = (1_u64 << 30) as f64;
+/// The most bytes that a parameter may speak of: 1 EiB, of which floating point still has every GiB.
+const MOST_BYTES: u64 = 1 << 60;
 
 /// What a directory of objects is opened with.
 ///
@@ -144,7 +146,11 @@ impl FsConfig {
         )? {
             config.relative_tmp_dir = path.to_owned();
         }
-        if let Some(bytes) = given.read("read_ahead_size", "a number of bytes", Value::as_u64)? {
+        if let Some(bytes) = given.read(
+            "read_ahead_size",
+            "a number of bytes, at most 2^60",
+            whole_bytes,
+        )? {
             config.read_ahead_bytes = bytes;
         }
         if let Some(direct) = given.read("use_odirect", "true or false", Value::as_bool)? {
@@ -238,19 +244,17 @@ impl<'a> Given<'a> {
     fn capacity(&self) -> Result<Option<u64>, ParameterError> {
         let gib = self.read(
             "max_capacity_gb",
-            "a number of GiB, 0 for a share of what is free",
+            "a number of GiB from 1 byte (1e-9) to 1 EiB (2^30), or 0 for a share of what is free",
             |value| {
-                let gib = value.as_f64()?;
-                let bytes = gib * GIB;
-                (0.0..u64::MAX as f64)
-                    .contains(&bytes)
-                    .then_some(bytes as u64)
+                let bytes = value.as_f64()? * GIB;
+                let is_size = bytes == 0.0 || (1.0..=MOST_BYTES as f64).contains(&bytes);
+                is_size.then_some(bytes as u64)
             },
         )?;
         let bytes = self.read(
             "max_capacity_bytes",
-            "a number of bytes, 0 for a share of what is free",
-            Value::as_u64,
+            "a number of bytes, at most 2^60, 0 for a share of what is free",
+            whole_bytes,
         )?;
         let gib = gib.filter(|bytes| *bytes > 0);
         let bytes = bytes.filter(|bytes| *bytes > 0);
@@ -262,6 +266,10 @@ impl<'a> Given<'a> {
         }
         Ok(bytes.or(gib))
     }
+}
+
+fn whole_bytes(value: &Value) -> Option<u64> {
+    value.as_u64().filter(|bytes| *bytes <= MOST_BYTES)
 }
 
 fn is_below(path: &Path) -> bool {
@@ -307,7 +315,11 @@ mod tests {
             ("read_ahead_size", json!(-1)),
             ("use_odirect", json!("yes")),
             ("num_workers", json!(0)),
+            ("read_ahead_size", json!(u64::MAX)),
             ("max_capacity_gb", json!(-2)),
+            ("max_capacity_gb", json!(1e-300)),
+            ("max_capacity_gb", json!(1e30)),
+            ("max_capacity_bytes", json!(u64::MAX)),
             ("max_capacity_bytes", json!(1.5)),
             ("layout", json!("flat")),
             ("fsync", json!(true)),

@@ -18,6 +18,12 @@ pub enum OpenError {
         /// What it said.
         source: io::Error,
     },
+    /// Something else is in the directory's place.
+    #[error("{path} is no directory; expected one, or nothing if it is to be made", path = path.display())]
+    NoDirectory {
+        /// The path.
+        path: PathBuf,
+    },
     /// The file that remembers the capacity is not one.
     #[error(
         "{path} holds {found:?}; expected {{\"version\":1,\"capacity_bytes\":…}}. Remove it to have the capacity worked out anew",

@@ -1,6 +1,7 @@
 //! The directories of a backend.
 
 use std::fs::DirBuilder;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -233,17 +234,25 @@ pub(crate) fn entries(directory: BorrowedFd<'_>, path: &str) -> Result<Dir> {
 fn make(path: &Path) -> std::result::Result<(), OpenError> {
     let mut builder = DirBuilder::new();
     let made = builder.recursive(true).mode(DIRECTORY_MODE).create(path);
-    made.map_err(|source| OpenError::Io {
-        action: "make the directory",
-        path: path.to_owned(),
-        source,
-    })
+    made.map_err(|source| no_directory("make the directory", path, source))
 }
 
 fn open(path: &Path, flags: OFlags) -> std::result::Result<OwnedFd, OpenError> {
-    rustix::fs::open(path, flags, Mode::empty()).map_err(|source| OpenError::Io {
-        action: "open the directory",
-        path: path.to_owned(),
-        source: source.into(),
-    })
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    opened.map_err(|error| no_directory("open the directory", path, error.into()))
+}
+
+fn no_directory(action: &'static str, path: &Path, source: io::Error) -> OpenError {
+    let path = path.to_owned();
+    // What is meant may also be a part of the path.
+    match source.kind() {
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
+            OpenError::NoDirectory { path }
+        }
+        _ => OpenError::Io {
+            action,
+            path,
+            source,
+        },
+    }
 }

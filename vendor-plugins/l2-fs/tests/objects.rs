@@ -80,11 +80,10 @@ fn a_batch_of_all_sizes_comes_back_byte_for_byte() {
                 "{way} {key}: other bytes"
             );
         }
-        assert_eq!(
-            temporary_files(&rig.dir),
-            [""; 0].map(std::path::PathBuf::from),
-            "{way}"
-        );
+        // The capacity may still be being written down.
+        common::eventually("no temporary file is left", || {
+            temporary_files(&rig.dir).is_empty()
+        });
         let on_disk: u64 = object_files(&rig.dir).iter().map(|(_, len)| len).sum();
         assert_eq!(rig.adapter.usage().used_bytes, on_disk, "{way}");
     }
@@ -599,7 +598,7 @@ fn a_directory_that_cannot_be_used_is_named() {
     let error = l2_fs::FsAdapter::open("fs", &FsConfig::new(&file))
         .unwrap_err()
         .to_string();
-    assert!(error.contains("file"), "{error}");
+    assert!(error.contains("file is no directory"), "{error}");
     fs::write(dir.path().join(".ondol-l2-fs.json"), b"{\"version\":9}").unwrap();
     let error = l2_fs::FsAdapter::open("fs", &FsConfig::new(dir.path()))
         .unwrap_err()

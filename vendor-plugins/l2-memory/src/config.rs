@@ -1,3 +1,4 @@
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -5,6 +6,16 @@ use serde::Deserialize;
 use crate::Error;
 
 const GIB: f64 = (1_u64 << 30) as f64;
+/// GiB: 1 byte to 1 EiB.
+const SIZES: RangeInclusive<f64> = 1.0 / GIB..=GIB;
+/// Bytes: 1 to 1 EiB.
+const BYTES: RangeInclusive<f64> = 1.0..=GIB * GIB;
+/// GiB per second: the slowest takes a second for a KiB.
+const BANDWIDTHS: RangeInclusive<f64> = 1.0 / (1_u64 << 20) as f64..=GIB;
+/// Milliseconds: up to an hour.
+const LATENCIES: RangeInclusive<f64> = 1e-6..=3.6e6;
+/// Threads.
+const WORKERS: RangeInclusive<f64> = 1.0..=256.0;
 
 /// The parameters of `memory`. Unknown ones are ignored, as LMCache does.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -53,24 +64,24 @@ impl TryFrom<RawMemoryConfig> for MemoryConfig {
         let capacity = match (raw.max_size_gb, raw.max_size_bytes) {
             (Some(_), Some(_)) => return Err(Error::TwoSizes),
             (None, Some(bytes)) => {
-                positive("max_size_bytes", bytes as f64, "")?;
+                within("max_size_bytes", bytes as f64, BYTES, "")?;
                 bytes
             }
-            (gib, None) => bytes(positive("max_size_gb", gib.unwrap_or(1.0), "")?),
+            (gib, None) => bytes(within("max_size_gb", gib.unwrap_or(1.0), SIZES, "")?),
         };
         let bandwidth = raw.bandwidth_gb.map(|gib| {
             let hint = "; leave it out for transfers that take no time";
-            positive("bandwidth_gb", gib, hint)
+            within("bandwidth_gb", gib, BANDWIDTHS, hint)
         });
         let latency = match raw.latency_ms {
             None | Some(0.0) => Duration::ZERO,
             Some(ms) => {
-                let seconds = positive("latency_ms", ms, ", or 0")? / 1000.0;
-                Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+                let seconds = within("latency_ms", ms, LATENCIES, ", or 0")? / 1000.0;
+                Duration::from_secs_f64(seconds)
             }
         };
         let workers = raw.num_workers.unwrap_or(4);
-        positive("num_workers", workers as f64, "")?;
+        within("num_workers", workers as f64, WORKERS, "")?;
         Ok(Self {
             capacity,
             bandwidth: bandwidth.transpose()?.map(|gib| gib * GIB),
@@ -85,24 +96,37 @@ impl TryFrom<RawMockConfig> for MockConfig {
 
     fn try_from(raw: RawMockConfig) -> Result<Self, Error> {
         Ok(Self(MemoryConfig {
-            capacity: bytes(positive("max_size_gb", raw.max_size_gb, "")?),
-            bandwidth: Some(positive("mock_bandwidth_gb", raw.mock_bandwidth_gb, "")? * GIB),
+            capacity: bytes(within("max_size_gb", raw.max_size_gb, SIZES, "")?),
+            bandwidth: Some(
+                within("mock_bandwidth_gb", raw.mock_bandwidth_gb, BANDWIDTHS, "")? * GIB,
+            ),
             latency: Duration::ZERO,
             workers: 4,
         }))
     }
 }
 
-fn positive(field: &'static str, found: f64, hint: &'static str) -> Result<f64, Error> {
-    match found > 0.0 && found.is_finite() {
-        true => Ok(found),
-        false => Err(Error::NotPositive { field, found, hint }),
+fn within(
+    field: &'static str,
+    found: f64,
+    range: RangeInclusive<f64>,
+    hint: &'static str,
+) -> Result<f64, Error> {
+    if range.contains(&found) {
+        return Ok(found);
     }
+    let (least, most) = range.into_inner();
+    Err(Error::Number {
+        field,
+        found,
+        least,
+        most,
+        hint,
+    })
 }
 
 fn bytes(gib: f64) -> u64 {
-    // A float becomes the nearest integer there is; nothing is larger than an integer's limit.
-    ((gib * GIB) as u64).max(1)
+    (gib * GIB) as u64
 }
 
 #[cfg(test)]
@@ -151,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_not_positive_is_named() {
+    fn a_number_that_cannot_be_is_named_with_what_can() {
         for (field, value) in [
             ("max_size_gb", json!(0)),
             ("max_size_gb", json!(-1)),
@@ -159,10 +183,16 @@ mod tests {
             ("bandwidth_gb", json!(0)),
             ("latency_ms", json!(-0.1)),
             ("num_workers", json!(0)),
+            ("max_size_gb", json!(1e30)),
+            ("max_size_gb", json!(1e-300)),
+            ("max_size_bytes", json!(u64::MAX)),
+            ("bandwidth_gb", json!(1e-300)),
+            ("latency_ms", json!(1e300)),
+            ("num_workers", json!(1_000_000)),
         ] {
             let error = memory(json!({field: value})).unwrap_err();
             assert!(
-                error.contains(field) && error.contains("above 0"),
+                error.contains(field) && error.contains("expected a number from"),
                 "{error}"
             );
         }

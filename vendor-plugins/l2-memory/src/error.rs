@@ -2,13 +2,17 @@
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A number that must be positive is not.
-    #[error("{field} is {found}; expected a number above 0{hint}")]
-    NotPositive {
+    /// A number that is too small or too large.
+    #[error("{field} is {found}; expected a number from {least} to {most}{hint}")]
+    Number {
         /// Which parameter.
         field: &'static str,
         /// Its value.
         found: f64,
+        /// The smallest that it may be.
+        least: f64,
+        /// The largest that it may be.
+        most: f64,
         /// What to do.
         hint: &'static str,
     },

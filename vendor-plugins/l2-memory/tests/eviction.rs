@@ -119,11 +119,11 @@ fn what_never_fits_evicts_nothing() {
 
 #[test]
 fn a_close_does_not_wait_for_the_simulation() {
-    // A byte would take a century.
-    let adapter = open(json!({"bandwidth_gb": 1e-18, "num_workers": 1}));
+    // An object would take longer than anybody waits here.
+    let adapter = open(json!({"bandwidth_gb": 1e-6, "num_workers": 1}));
     let item = |number| StoreItem {
         key: key(number),
-        object: ObjectRef::new([1]),
+        object: ObjectRef::new(vec![1; 16 << 20]),
     };
     adapter.submit_store(vec![item(1), item(2)]).unwrap();
     adapter.submit_store(vec![item(3)]).unwrap();

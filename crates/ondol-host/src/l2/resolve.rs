@@ -162,10 +162,14 @@ fn capacity(fields: &Fields<'_>) -> Result<Option<u64>, SpecError> {
     let Some(value) = fields.get("max_capacity_gb") else {
         return Ok(None);
     };
+    const GIB: f64 = (1_u64 << 30) as f64;
     match value.as_f64() {
         Some(0.0) => Ok(None),
-        Some(gib) if gib > 0.0 => Ok(Some((gib * (1_u64 << 30) as f64) as u64)),
-        _ => Err(fields.wrong("max_capacity_gb", value, "a number of GiB, 0 for no limit")),
+        Some(gib) if (1.0 / GIB..=GIB).contains(&gib) => Ok(Some((gib * GIB) as u64)),
+        _ => {
+            let expected = "a number of GiB from 1 byte (1e-9) to 1 EiB (2^30), or 0 for no limit";
+            Err(fields.wrong("max_capacity_gb", value, expected))
+        }
     }
 }
 
