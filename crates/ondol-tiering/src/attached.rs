@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use ondol_host::l2::Backend;
+use ondol_host::l2::{AdapterSpec, Backend};
 use ondol_plugin::l2::ObjectKey;
 use parking_lot::RwLock;
 
 use crate::codec::Codec;
+use crate::complaints::Complaints;
 use crate::deletion::Holder;
 use crate::error::TieringError;
 use crate::evict::Reports;
@@ -30,6 +31,8 @@ pub(crate) struct Attached {
     pub(crate) reads: Reads,
     /// Bytes that loads from here may be filling.
     pub(crate) loading_bytes: AtomicU64,
+    /// What was said in the log of its objects.
+    pub(crate) complaints: Complaints,
     /// Set when nobody uses it any more.
     unused: Arc<Latch>,
 }
@@ -55,6 +58,37 @@ impl Drop for Attached {
     fn drop(&mut self) {
         self.unused.set();
     }
+}
+
+/// The codec that a configuration asks for.
+pub(crate) fn codec_of(
+    backend: &str,
+    spec: &AdapterSpec,
+    verifies: bool,
+) -> Result<Codec, TieringError> {
+    let codec = Codec::new(&spec.transforms, verifies);
+    codec.map_err(|error| no_transforms(backend, &error))
+}
+
+pub(crate) fn no_transforms(backend: &str, error: &dyn std::error::Error) -> TieringError {
+    TieringError::Transforms {
+        backend: backend.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+/// The eviction that a configuration asks for.
+pub(crate) fn evictions_of(
+    backend: &str,
+    spec: &AdapterSpec,
+) -> Result<Option<Arc<Reports>>, TieringError> {
+    let Some(eviction) = &spec.eviction else {
+        return Ok(None);
+    };
+    Reports::new(eviction).map_err(|reason| TieringError::Eviction {
+        backend: backend.to_owned(),
+        reason,
+    })
 }
 
 /// All backends in use.
@@ -128,19 +162,8 @@ impl AttachedBackends {
     /// If its `serde` or `eviction` cannot be used.
     pub(crate) fn attach(&self, backend: Arc<Backend>) -> Result<Arc<Attached>, TieringError> {
         let spec = backend.spec();
-        let codec = Codec::new(&spec.transforms, backend.verifies()).map_err(|error| {
-            TieringError::Transforms {
-                backend: backend.name().to_owned(),
-                reason: error.to_string(),
-            }
-        })?;
-        let evictions = match &spec.eviction {
-            Some(eviction) => Reports::new(eviction).map_err(|reason| TieringError::Eviction {
-                backend: backend.name().to_owned(),
-                reason,
-            })?,
-            None => None,
-        };
+        let codec = codec_of(backend.name(), spec, backend.verifies())?;
+        let evictions = evictions_of(backend.name(), spec)?;
         let mut backends = self.0.write();
         backends.last_id += 1;
         let attached = Arc::new(Attached {
@@ -150,6 +173,7 @@ impl AttachedBackends {
             evictions,
             reads: Reads::default(),
             loading_bytes: AtomicU64::new(0),
+            complaints: Complaints::default(),
             unused: Arc::default(),
         });
         backends.active.push(Arc::clone(&attached));

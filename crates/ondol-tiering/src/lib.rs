@@ -7,6 +7,7 @@
 
 mod attached;
 mod codec;
+mod complaints;
 mod config;
 mod deletion;
 mod error;
@@ -19,6 +20,7 @@ mod prefetch;
 mod quota;
 mod store;
 mod tiering;
+mod trial;
 
 pub use config::{StoreOverflow, StorePolicy, TieringConfig};
 pub use error::TieringError;
@@ -27,6 +29,7 @@ pub use naming::object_key;
 pub use prefetch::{FetchPolicy, Prefetch, PrefetchReport, PrefetchRequest, Row};
 pub use quota::{QuotaTable, Quotas};
 pub use tiering::Tiering;
+pub use trial::Trial;
 
 #[cfg(test)]
 mod tests;

@@ -27,6 +27,18 @@ use crate::naming::named_by_lmcache;
 #[error("{0}")]
 pub(crate) struct CodecError(pub(crate) String);
 
+/// Why what is stored is not served.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    /// It is not what was stored of the object, so it is of no use to anybody.
+    #[error(transparent)]
+    Corrupt(#[from] CodecError),
+    /// It is not damaged, as far as can be seen, and not to be read like this: it may be LMCache's, a newer release's, or stored
+    /// with transforms that are configured otherwise here. Who reads it otherwise has use of it.
+    #[error(transparent)]
+    Foreign(CodecError),
+}
+
 /// The transforms of one backend.
 #[derive(Debug)]
 pub(crate) struct Codec {
@@ -107,7 +119,8 @@ impl Codec {
         self.encode_bytes(key, name, object, meta)
     }
 
-    fn encode_bytes(
+    /// As [`encode`](Self::encode), of bytes wherever they lie.
+    pub(crate) fn encode_bytes(
         &self,
         key: &Key,
         name: &ObjectKey,
@@ -162,7 +175,7 @@ impl Codec {
         name: &ObjectKey,
         page: &PageMut,
         filled: u64,
-    ) -> Result<Checked, CodecError> {
+    ) -> Result<Checked, Refusal> {
         let stored = Stored::in_page(page, filled).ok_or_else(|| {
             CodecError(format!(
                 "the adapter says that it filled {filled} bytes; expected at most {}",
@@ -170,7 +183,7 @@ impl Codec {
             ))
         })?;
         let Some(trailer) = Trailer::find(&stored, key)? else {
-            self.may_be_bare(key, name)?;
+            self.may_be_bare(&stored, key, name)?;
             return Ok(Checked {
                 len: filled,
                 meta: ObjectMeta::default(),
@@ -206,12 +219,12 @@ impl Codec {
         name: &ObjectKey,
         stored: &[u8],
         limit: u64,
-    ) -> Result<Decoded, CodecError> {
+    ) -> Result<Decoded, Refusal> {
         let whole = Stored::in_one_piece(stored);
         let Some(trailer) = Trailer::find(&whole, key)? else {
-            self.may_be_bare(key, name)?;
-            let salt = name.cache_salt();
-            let bytes = self.chain.decode_bare(salt, stored, limit)?;
+            self.may_be_bare(&whole, key, name)?;
+            let decoded = self.chain.decode_bare(name.cache_salt(), stored, limit);
+            let bytes = decoded.map_err(Refusal::Foreign)?;
             return Ok(Decoded {
                 len: bytes.len() as u64,
                 meta: ObjectMeta::default(),
@@ -220,22 +233,24 @@ impl Codec {
             });
         };
         if trailer.object_len > limit {
-            return Err(CodecError(format!(
-                "it is an object of {} bytes; expected at most {limit}",
-                trailer.object_len
-            )));
+            let found = trailer.object_len;
+            let reason = format!("it is an object of {found} bytes; expected at most {limit}");
+            return Err(Refusal::Foreign(CodecError(reason)));
         }
         let body = &stored[..trailer.body_len as usize];
         let mut verified = self.check_body(&trailer, body)?;
-        let bytes = with_identity(key, name, &trailer, |identity| {
+        let decoded = with_identity(key, name, &trailer, |identity| {
             self.chain.decode(trailer.transforms(), identity, body)
+        });
+        // What is as it was stored needs other transforms: another key perhaps.
+        let bytes = decoded.map_err(|error| match verified {
+            true => Refusal::Foreign(error),
+            false => Refusal::Corrupt(error),
         })?;
         if bytes.len() as u64 != trailer.object_len {
-            return Err(CodecError(format!(
-                "it decodes to {} bytes; expected {}",
-                bytes.len(),
-                trailer.object_len
-            )));
+            let (found, expected) = (bytes.len(), trailer.object_len);
+            let reason = format!("it decodes to {found} bytes; expected {expected}");
+            return Err(CodecError(reason).into());
         }
         let mut meta = trailer.meta();
         match trailer.object_checksum {
@@ -257,12 +272,11 @@ impl Codec {
     }
 
     /// Compares the body with its checksum; whether that, or the adapter, shows that it is right.
-    fn check_body(&self, trailer: &Trailer, body: &[u8]) -> Result<bool, CodecError> {
+    fn check_body(&self, trailer: &Trailer, body: &[u8]) -> Result<bool, Refusal> {
         if trailer.is_plain() && trailer.body_len != trailer.object_len {
-            return Err(CodecError(format!(
-                "its body has {} bytes; expected {}",
-                trailer.body_len, trailer.object_len
-            )));
+            let (found, expected) = (trailer.body_len, trailer.object_len);
+            let reason = format!("its body has {found} bytes; expected {expected}");
+            return Err(CodecError(reason).into());
         }
         if !self.compares {
             return Ok(true);
@@ -272,25 +286,30 @@ impl Codec {
                 fits(xxh3_64(body), expected)?;
                 Ok(true)
             }
-            None if self.require => Err(CodecError(
+            None if self.require => Err(Refusal::Foreign(CodecError(
                 "its trailer has no checksum, and serde \"checksum\" has \"require\": true"
                     .to_owned(),
-            )),
+            ))),
             None => Ok(false),
         }
     }
 
     /// Whether something without a trailer can be an object of LMCache's. Everything of Ondol's has a trailer, so what has none is
     /// damaged unless LMCache can have written it.
-    fn may_be_bare(&self, key: &Key, name: &ObjectKey) -> Result<(), CodecError> {
-        let refused = if self.require {
-            "serde \"checksum\" has \"require\": true"
-        } else if named_by_lmcache(key).as_ref() != Some(name) {
-            "it is no object of LMCache's, which alone have none"
-        } else {
-            return Ok(());
-        };
-        Err(CodecError(format!("it has no trailer: {refused}")))
+    fn may_be_bare(&self, stored: &Stored<'_>, key: &Key, name: &ObjectKey) -> Result<(), Refusal> {
+        let none = |why| CodecError(format!("it has no trailer{why}"));
+        if named_by_lmcache(key).as_ref() != Some(name) {
+            return Err(none(": it is no object of LMCache's, which alone have none").into());
+        }
+        if self.require {
+            let why = ": serde \"checksum\" has \"require\": true";
+            return Err(Refusal::Foreign(none(why)));
+        }
+        if trailer::ends_unwritten(stored, key) {
+            let why = " and ends in zeros, as if its end had never been written";
+            return Err(Refusal::Foreign(none(why)));
+        }
+        Ok(())
     }
 }
 

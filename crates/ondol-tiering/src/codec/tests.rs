@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::trailer::{ObjectChecksum, Trailer};
-use super::{Checked, Codec, CodecError, Decoded};
+use super::{Checked, Codec, Decoded, Refusal};
 use crate::object_key;
 
 const LMCACHE: &str = "m@01000100@0@abab@tenant";
@@ -57,19 +57,19 @@ fn encode(codec: &Codec, key: &Key, bytes: &[u8], meta: ObjectMeta) -> Vec<u8> {
     object.unwrap().to_vec()
 }
 
-fn decode(codec: &Codec, key: &Key, stored: &[u8]) -> Result<Decoded, CodecError> {
+fn decode(codec: &Codec, key: &Key, stored: &[u8]) -> Result<Decoded, Refusal> {
     codec.decode(key, &object_key(key), stored, LIMIT)
 }
 
 /// As it is loaded into a page with room for a body of `body` bytes.
-fn check(codec: &Codec, key: &Key, stored: &[u8], body: usize) -> Result<Checked, CodecError> {
+fn check(codec: &Codec, key: &Key, stored: &[u8], body: usize) -> Result<Checked, Refusal> {
     let mut page = PageMut::new(vec![0xee; body], codec.trailer_len(key));
     let filled = page.fill(stored).unwrap();
     codec.check(key, &object_key(key), &page, filled)
 }
 
 /// As it is loaded into a page by the length that a lookup found.
-fn check_found(codec: &Codec, key: &Key, stored: &[u8]) -> Result<Checked, CodecError> {
+fn check_found(codec: &Codec, key: &Key, stored: &[u8]) -> Result<Checked, Refusal> {
     check(
         codec,
         key,
@@ -368,6 +368,66 @@ fn a_file_without_a_trailer_is_refused_where_lmcache_cannot_have_written_it() {
         decode(&plain(), &key, &torn).is_err(),
         "its end was never written"
     );
+}
+
+/// What is corrupt is deleted: a file of LMCache's that is only not served here must not be.
+#[test]
+fn only_what_is_ondols_and_spoilt_is_corrupt() {
+    let foreign = |codec: &Codec, key: &Key, file: &[u8]| {
+        matches!(decode(codec, key, file), Err(Refusal::Foreign(_)))
+    };
+    let lmcaches = lmcache(LMCACHE);
+    let zeros = [sample(3000), vec![0; 200]].concat();
+    let strict = codec(&json!([{"type": "checksum", "require": true}]));
+    for (codec, file) in [
+        (&plain(), &zeros),
+        (&strict, &sample(3000)),
+        (&codec(&json!([{"type": "lz4"}])), &sample(3000)),
+    ] {
+        assert!(foreign(codec, &lmcaches, file));
+        assert!(!foreign(codec, &raw(b"k"), file), "LMCache has no such key");
+    }
+    let found = check_found(&plain(), &lmcaches, &zeros);
+    assert!(matches!(found, Err(Refusal::Foreign(_))));
+    let mut spoilt = encode(&plain(), &lmcaches, &sample(3000), ObjectMeta::default());
+    spoilt[0] ^= 1;
+    assert!(!foreign(&plain(), &lmcaches, &spoilt));
+    let cut = &spoilt[..spoilt.len() - 9];
+    assert!(
+        !foreign(&plain(), &lmcaches, cut),
+        "a part of its trailer is there"
+    );
+}
+
+/// One start with a wrong key emptied the storage, as every object that was asked for was deleted.
+#[test]
+fn what_another_configuration_reads_is_not_corrupt() {
+    let (file, other) = (KeyFile::numbered(1), KeyFile::numbered(2));
+    let encrypts = |file: &KeyFile| codec(&json!([file.aesgcm(json!({}))]));
+    let right = encrypts(&file);
+    for key in [raw(b"k"), lmcache(LMCACHE)] {
+        let encrypted = encrypt(&right, &key);
+        let bare = encode(&plain(), &key, &sample(300), ObjectMeta::default());
+        for (codec, stored) in [
+            (&encrypts(&other), &encrypted),
+            (&plain(), &encrypted),
+            (&right, &bare),
+        ] {
+            let refused = decode(codec, &key, stored).unwrap_err();
+            assert!(matches!(refused, Refusal::Foreign(_)), "{refused}");
+        }
+        // What is damaged is.
+        let mut damaged = encrypted.clone();
+        damaged[100] ^= 1;
+        for codec in [&encrypts(&other), &plain(), &right] {
+            let refused = decode(codec, &key, &damaged).unwrap_err();
+            assert!(matches!(refused, Refusal::Corrupt(_)), "{refused}");
+        }
+    }
+}
+
+fn encrypt(codec: &Codec, key: &Key) -> Vec<u8> {
+    encode(codec, key, &sample(300), ObjectMeta::default())
 }
 
 #[test]
@@ -822,7 +882,7 @@ fn what_is_configured_wrongly_is_named_with_what_was_expected() {
         ),
         (
             json!([{"type": "aesgcm", "master_key_path": "/"}]),
-            vec!["no file"],
+            vec!["no plain file"],
         ),
         (
             json!([good.aesgcm(json!({"aes_bits": 192}))]),
@@ -855,6 +915,20 @@ fn what_is_configured_wrongly_is_named_with_what_was_expected() {
             assert!(error.contains(part), "{part:?} is not in {error:?}");
         }
     }
+}
+
+/// A pipe was waited for until somebody would write to it.
+#[test]
+fn a_master_key_that_is_a_pipe_is_refused_at_once() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("key");
+    let mode = rustix::fs::Mode::from(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let serde = json!([{"type": "aesgcm", "master_key_path": path}]);
+    let (sender, answer) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(refused(&serde)));
+    let error = answer.recv_timeout(std::time::Duration::from_secs(60));
+    assert!(error.unwrap().contains("no plain file"));
 }
 
 #[test]

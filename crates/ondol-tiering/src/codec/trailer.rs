@@ -4,8 +4,8 @@ use ondol_plugin::{Key, MAX_KEY_BYTES};
 use ondol_shm::{LayoutFingerprint, ObjectMeta};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::CodecError;
 use super::stored::Stored;
+use super::{CodecError, Refusal};
 
 const HEAD: [u8; 8] = *b"ONDOLTRL";
 const END: [u8; 8] = *b"ONDOLOBJ";
@@ -108,15 +108,15 @@ impl Trailer {
         bytes
     }
 
-    /// The trailer of what is stored of this key's object; `None` if nothing looks as if there were one.
+    /// The trailer of what is stored of this key's object; `None` if nothing looks as if there were one or had been.
     ///
     /// # Errors
     /// A trailer that is damaged, cut off, not at the end, or another object's.
-    pub(super) fn find(stored: &Stored<'_>, key: &Key) -> Result<Option<Self>, CodecError> {
+    pub(super) fn find(stored: &Stored<'_>, key: &Key) -> Result<Option<Self>, Refusal> {
         let end = stored.tail(END_LEN);
         if end.len() < END_LEN || !end.ends_with(&END) {
-            return match Self::trace(stored, key) {
-                Some(trace) => Err(CodecError(trace.to_owned())),
+            return match Self::trace(stored) {
+                Some(trace) => Err(CodecError(trace.to_owned()).into()),
                 None => Ok(None),
             };
         }
@@ -125,20 +125,21 @@ impl Trailer {
         let len = end.u32() as usize;
         let [flags, _, _, version] = end.take();
         if version != VERSION {
-            return Err(CodecError(format!(
+            // It may be a newer release's.
+            return Err(Refusal::Foreign(CodecError(format!(
                 "its trailer has version {version}; expected {VERSION}"
-            )));
+            ))));
         }
         if !(FIXED_LEN..=MAX_LEN).contains(&len) || len as u64 > stored.len() {
-            return Err(damaged("its length cannot be"));
+            return Err(damaged("its length cannot be").into());
         }
         let checksum = u64::from_le_bytes(end.take());
         let bytes = stored.tail(len);
         if checksum != xxh3_64(&bytes[..len - 16]) || !bytes.starts_with(&HEAD) {
-            return Err(damaged("it does not fit its checksum"));
+            return Err(damaged("it does not fit its checksum").into());
         }
         if flags & !KNOWN_FLAGS != 0 {
-            return Err(damaged("it has flags that are not known"));
+            return Err(Refusal::Foreign(damaged("it has flags that are not known")));
         }
         let (found, foot) = bytes[HEAD.len()..].split_at(len - HEAD.len() - FOOT_LEN);
         if found[0] != key.tag() as u8 || found[1..] != *key.bytes() {
@@ -146,9 +147,8 @@ impl Trailer {
                 Ok(found) => format!("{found:?}"),
                 Err(_) => "of a kind that is not known".to_owned(),
             };
-            return Err(CodecError(format!(
-                "it is another object: its key is {found}; expected {key:?}"
-            )));
+            let reason = format!("it is another object: its key is {found}; expected {key:?}");
+            return Err(CodecError(reason).into());
         }
         let mut foot = Fields(foot);
         let trailer = Self {
@@ -174,17 +174,15 @@ impl Trailer {
         };
         let expected = trailer.body_len.checked_add(len as u64);
         if expected != Some(stored.len()) {
-            return Err(CodecError(format!(
-                "it has {} bytes; expected {} and a trailer of {len}",
-                stored.len(),
-                trailer.body_len
-            )));
+            let (found, body) = (stored.len(), trailer.body_len);
+            let reason = format!("it has {found} bytes; expected {body} and a trailer of {len}");
+            return Err(CodecError(reason).into());
         }
         Ok(Some(trailer))
     }
 
     /// What shows that bytes which do not end in a trailer are not what was stored.
-    fn trace(stored: &Stored<'_>, key: &Key) -> Option<&'static str> {
+    fn trace(stored: &Stored<'_>) -> Option<&'static str> {
         let tail = stored.tail(SEARCHED_LEN);
         if tail.is_empty() {
             return Some("it is empty, and has no trailer");
@@ -192,15 +190,15 @@ impl Trailer {
         if has_mark(&tail) {
             return Some("its trailer is damaged, cut off or not at the end");
         }
-        // As a file system leaves a file whose end had not been written when the power failed.
-        let own = tail.len().min(trailer_len(key));
-        if tail[tail.len() - own..].iter().all(|byte| *byte == 0) {
-            return Some(
-                "it has no trailer and ends in zeros, as if its end had never been written",
-            );
-        }
         None
     }
+}
+
+/// Whether it ends in as many zeros as a trailer of this key would be long: so a file system leaves a file whose end had not been
+/// written when the power failed.
+pub(super) fn ends_unwritten(stored: &Stored<'_>, key: &Key) -> bool {
+    let end = stored.tail(trailer_len(key));
+    end.iter().all(|byte| *byte == 0)
 }
 
 /// Whether one of our marks is among these bytes. They are looked at for every file without a trailer, so blocks without the first

@@ -12,7 +12,7 @@ use super::controller::{Event, Shared};
 use super::held::Held;
 use super::room::Room;
 use crate::attached::Attached;
-use crate::codec::{Codec, CodecError};
+use crate::codec::{Codec, Refusal};
 use crate::{Memory, Page};
 
 /// A load that is under way. It travels with the task, so that whoever drops it, even unheard, has unlocked what it loads, given
@@ -54,6 +54,8 @@ pub(super) enum Failure {
     Failed,
     /// It is not what was stored.
     Corrupt,
+    /// It is not served, and may be of use to somebody else.
+    Foreign,
     /// It is not as long as was expected.
     OtherLength,
     /// Memory has no room for it.
@@ -175,8 +177,11 @@ impl Batch {
         cell: &BatchCell,
         loaded: Loaded,
     ) -> Result<Arrival, Failure> {
-        let log = |what: &str, reason: &dyn std::fmt::Display| {
-            tracing::warn!(backend = self.attached().backend.name(), key = %cell.name, %reason, "{what}");
+        let attached = self.attached();
+        let log = |what: &'static str, reason: &dyn std::fmt::Display| {
+            if let Some(unwritten) = attached.complaints.of(what, Instant::now()) {
+                tracing::warn!(backend = attached.backend.name(), key = %cell.name, %reason, unwritten, "{what}");
+            }
         };
         let filled = match loaded.outcome {
             LoadOutcome::Found(filled) => filled,
@@ -200,7 +205,7 @@ impl Batch {
             );
             return Err(Failure::Failed);
         };
-        let codec = &self.attached().codec;
+        let codec = &attached.codec;
         let number = (self.number, index);
         let arrival = match cell.room {
             Room::Page { .. } => check(&self.shared.memory, codec, cell, page, filled, number),
@@ -216,9 +221,13 @@ impl Batch {
             }
         };
         let arrival = arrival.map_err(|unusable| match unusable {
-            Unusable::Codec(error) => {
+            Unusable::Refused(Refusal::Corrupt(error)) => {
                 log("a stored object is not what was stored", &error);
                 Failure::Corrupt
+            }
+            Unusable::Refused(Refusal::Foreign(error)) => {
+                log("something in the place of an object is not served", &error);
+                Failure::Foreign
             }
             Unusable::NotOurPage => {
                 log("a load gave back a page of another object", &cell.key);
@@ -235,7 +244,7 @@ impl Batch {
 
 /// Why what was loaded is not used.
 enum Unusable {
-    Codec(CodecError),
+    Refused(Refusal),
     NotOurPage,
     NoRoom,
 }
@@ -251,7 +260,7 @@ fn check(
 ) -> Result<Arrival, Unusable> {
     let checked = codec
         .check(&cell.key, &cell.name, &page, filled)
-        .map_err(Unusable::Codec)?;
+        .map_err(Unusable::Refused)?;
     let taken = page.into_memory::<Staged<Page>>().ok();
     let taken = taken.filter(|(staged, _)| staged.number == number);
     let (staged, trailer) = taken.ok_or(Unusable::NotOurPage)?;
@@ -282,7 +291,7 @@ fn decode(
     let limit = memory.capacity_bytes();
     let decoded = codec
         .decode(&cell.key, &cell.name, stored, limit)
-        .map_err(Unusable::Codec)?;
+        .map_err(Unusable::Refused)?;
     let reserved = memory.reserve(&[decoded.len]).into_iter().next().flatten();
     let mut page = reserved.ok_or(Unusable::NoRoom)?;
     let room = page.as_mut().get_mut(..decoded.bytes.len());

@@ -168,6 +168,12 @@ impl Shared {
             }
             Err(_) => {}
         }
+        let failed = |attached: &Attached, reason: &dyn std::fmt::Display| {
+            if let Some(unwritten) = attached.complaints.of("a lookup failed", Instant::now()) {
+                let backend = attached.backend.name();
+                tracing::warn!(backend, %reason, unwritten, "a lookup failed");
+            }
+        };
         let answer = match result {
             Ok(LookupResult {
                 found,
@@ -178,11 +184,11 @@ impl Shared {
                 error: Some(reason),
                 ..
             }) => {
-                tracing::warn!(backend = attached.backend.name(), reason, "a lookup failed");
+                failed(&attached, &reason);
                 None
             }
             Err(error) => {
-                tracing::warn!(%error, "a lookup failed");
+                failed(&attached, &error);
                 None
             }
         };
@@ -621,7 +627,10 @@ impl Controller {
                         self.leave_out(attached.id);
                     }
                 }
-                tracing::warn!(%error, "a load failed");
+                let complaints = &attached.complaints;
+                if let Some(unwritten) = complaints.of("a load failed", Instant::now()) {
+                    tracing::warn!(%error, unwritten, "a load failed");
+                }
                 let outcomes = batch.all_failed();
                 return self.settle(batch, outcomes);
             }
@@ -772,6 +781,7 @@ impl Controller {
             Failure::Missing => counters.missing.increment(),
             Failure::Failed => counters.failed.increment(),
             Failure::Corrupt => counters.corrupt.increment(),
+            Failure::Foreign => counters.foreign.increment(),
             Failure::OtherLength => counters.other_length.increment(),
             Failure::Deleted => counters.deleted.increment(),
             Failure::NoRoom => {

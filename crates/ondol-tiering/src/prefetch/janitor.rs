@@ -1,9 +1,10 @@
 //! Deletes corrupt objects from their backends, on a thread of its own since deleting blocks.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
 use ondol_plugin::l2::ObjectKey;
@@ -60,7 +61,7 @@ fn delete(attached: &Attached, mut names: Vec<ObjectKey>) -> usize {
                 names.retain(|_| at.next().is_some_and(|at| !result.gone.test(at)));
             }
             Err(error) => {
-                tracing::warn!(%error, objects = names.len(), "corrupt objects could not be deleted");
+                complain(attached, "corrupt objects could not be deleted", &error);
                 return names.len();
             }
         }
@@ -69,10 +70,13 @@ fn delete(attached: &Attached, mut names: Vec<ObjectKey>) -> usize {
         }
         thread::sleep(pause);
     }
-    tracing::warn!(
-        backend = attached.backend.name(),
-        objects = names.len(),
-        "corrupt objects stay, since others hold locks on them"
-    );
+    let locked = "others hold locks on them";
+    complain(attached, "corrupt objects stay", &locked);
     names.len()
+}
+
+fn complain(attached: &Attached, what: &'static str, reason: &dyn fmt::Display) {
+    if let Some(unwritten) = attached.complaints.of(what, Instant::now()) {
+        tracing::warn!(backend = attached.backend.name(), %reason, unwritten, "{what}");
+    }
 }

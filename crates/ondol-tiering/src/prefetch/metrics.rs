@@ -14,6 +14,7 @@ ondol_catalog::counters! {
         missing MISSING "ondol_l2_prefetch_missing_total" "Objects that a lookup had found and the load did not.";
         failed FAILED "ondol_l2_prefetch_failed_total" "Objects that could not be read.";
         corrupt CORRUPT "ondol_l2_prefetch_corrupt_total" "Objects that were not what was stored; they are deleted in that backend.";
+        foreign FOREIGN "ondol_l2_prefetch_foreign_total" "Objects that were not served and stay where they are: without a trailer, or stored with other transforms.";
         delete_failed DELETE_FAILED "ondol_l2_prefetch_delete_failed_total" "Corrupt objects that could not be deleted.";
         other_length OTHER_LENGTH "ondol_l2_prefetch_other_length_total" "Objects of another length than was expected.";
         unknown_length UNKNOWN_LENGTH "ondol_l2_prefetch_unknown_length_total" "Objects that were not loaded since nobody knows how long they are.";

@@ -278,8 +278,12 @@ impl StoreThread {
                 Ok(object) => object,
                 Err(error) => {
                     counters.encode_failures.increment();
-                    let backend = self.attached.backend.name();
-                    tracing::warn!(backend, %key, %error, "an object is not stored: its transforms failed");
+                    let what = "an object is not stored: its transforms failed";
+                    let complaints = &self.attached.complaints;
+                    if let Some(unwritten) = complaints.of(what, Instant::now()) {
+                        let backend = self.attached.backend.name();
+                        tracing::warn!(backend, %key, %error, unwritten, "{what}");
+                    }
                     out.push(key);
                     continue;
                 }

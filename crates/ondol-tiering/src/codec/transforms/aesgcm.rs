@@ -1,7 +1,7 @@
 use std::fmt;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use ondol_catalog::{
     BuiltTransform, Secrecy, TRANSFORMS, Transform, TransformRow, TransformedObject,
@@ -10,6 +10,7 @@ use ondol_catalog::{
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, LessSafeKey, NONCE_LEN, Nonce, Tag};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
+use rustix::fs::OFlags;
 use serde_json::{Map, Value};
 
 use crate::codec::parameters::Parameters;
@@ -233,10 +234,16 @@ fn identity(object: &TransformedObject<'_>) -> Vec<u8> {
 }
 
 fn read_master_key(path: &str, is_hex: bool) -> Result<Vec<u8>, String> {
-    let file = File::open(path).map_err(|error| error.to_string())?;
+    // So that a pipe without a writer is refused and not waited for.
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(|error| error.to_string())?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;
     if !metadata.is_file() {
-        return Err("it is no file".to_owned());
+        return Err("it is no plain file; expected one that holds the key".to_owned());
     }
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {

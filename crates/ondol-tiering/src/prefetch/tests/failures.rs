@@ -164,6 +164,25 @@ fn a_file_without_a_trailer_is_served_and_counted() {
     rig.assert_all_is_given_back();
 }
 
+// A file of LMCache's that ended in zeros was deleted when it was read.
+#[test]
+fn what_has_no_trailer_and_is_not_served_stays_where_it_is() {
+    let rig = Rig::new(1);
+    let key = Key::new(KeyTag::LmCache, b"m@01000100@0@ab").unwrap();
+    let file = [body(&key), vec![0; 400]].concat();
+    let prefetch = rig.ask(std::slice::from_ref(&key));
+    let len = file.len() as u64;
+    rig.manual().next_lookup().find(|_| Some(len));
+    rig.manual().next_load().fill(|_| Some(file.clone()));
+    let report = finish(prefetch);
+    assert_eq!(present(&report), "0");
+    let counters = rig.controller.counters();
+    assert_eq!((counters.foreign.get(), counters.corrupt.get()), (1, 0));
+    drop(report);
+    rig.assert_all_is_given_back();
+    assert!(rig.manual().deleted().is_empty());
+}
+
 #[test]
 fn transformed_objects_come_back_as_they_were() {
     let transforms = json!([{"type": "lz4"}]);
