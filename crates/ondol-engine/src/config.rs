@@ -3,14 +3,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ondol_host::l2::{AdapterSpec, Backend, open_all};
+use ondol_host::l2::{AdapterSpec, Backend, check, open_all};
 use ondol_memory::{
     DeviceEnv, DeviceError, DeviceUri, Durability, LogError, LogOptions, OpenOptions,
     REGION_ALIGNMENT,
 };
 use ondol_plugin::l2::L1Mapping;
 use ondol_shm::HandleSecret;
-use ondol_tiering::{Quotas, TieringConfig};
+use ondol_tiering::{Quotas, TieringConfig, Trial};
 
 /// How an engine is built.
 #[derive(Debug)]
@@ -71,6 +71,8 @@ type OpenBackends = dyn Fn(&[L1Mapping]) -> Result<Vec<Arc<Backend>>, String> + 
 #[non_exhaustive]
 pub struct L2Config {
     open: Arc<OpenBackends>,
+    /// What the backends are made of, as far as it is known.
+    specs: Arc<[AdapterSpec]>,
     /// How objects move between memory and storage. Its quotas are the engine's.
     pub tiering: TieringConfig,
     /// How long closing waits for what is still to be stored, and for backends to end.
@@ -80,8 +82,15 @@ pub struct L2Config {
 impl L2Config {
     /// Storage as these `--l2-adapter` say, by what is linked into this program; the first one has the highest priority.
     pub fn new(adapters: impl IntoIterator<Item = AdapterSpec>) -> Self {
-        let adapters: Vec<_> = adapters.into_iter().collect();
-        Self::with(move |mappings| open_all(&adapters, mappings).map_err(|error| error.to_string()))
+        let specs: Arc<[_]> = adapters.into_iter().collect();
+        let adapters = Arc::clone(&specs);
+        let open = move |mappings: &[L1Mapping]| {
+            open_all(&adapters, mappings).map_err(|error| error.to_string())
+        };
+        Self {
+            specs,
+            ..Self::with(open)
+        }
     }
 
     /// Storage whose backends `open` makes once the pool stands, which is mapped as it is told; the first one has the highest
@@ -91,9 +100,19 @@ impl L2Config {
     ) -> Self {
         Self {
             open: Arc::new(open),
+            specs: Arc::new([]),
             tiering: TieringConfig::default(),
             close_deadline: Duration::from_secs(5),
         }
+    }
+
+    /// Refuses what can be seen to be wrong without opening anything.
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        check(&self.specs).map_err(|error| EngineError::Storage(error.to_string()))?;
+        for spec in self.specs.iter() {
+            Trial::new(spec, false).map_err(|error| EngineError::Storage(error.to_string()))?;
+        }
+        Ok(())
     }
 
     pub(crate) fn open(&self, mappings: &[L1Mapping]) -> Result<Vec<Arc<Backend>>, String> {

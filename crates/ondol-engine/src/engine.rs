@@ -96,6 +96,10 @@ impl Engine {
         {
             return Err(EngineError::MemfdBesideDax);
         }
+        // Before the pool, which may take long.
+        if let Some(l2) = &config.l2 {
+            l2.check()?;
+        }
         let secret = match &config.secret {
             Some(secret) => secret.clone(),
             None => HandleSecret::generate()?,

@@ -487,6 +487,21 @@ fn a_type_that_is_not_linked_in_ends_the_start_with_its_name_unless_it_may_be_mi
     assert!(engine.stats().l2.unwrap().backends.is_empty());
 }
 
+/// A pool may take minutes.
+#[test]
+fn storage_that_is_configured_wrongly_is_refused_before_the_pool_is_made() {
+    for adapter in [
+        r#"{"type":"nowhere"}"#,
+        r#"{"type":"nowhere","required":false,"serde":{"type":"gzip"}}"#,
+    ] {
+        // Nor can that be opened, which would be said if it were tried first.
+        let mut config = EngineConfig::new(["dir:/no/such/directory?size=4MiB".parse().unwrap()]);
+        config.l2 = Some(L2Config::new([adapter.parse().unwrap()]));
+        let error = Engine::open(config).unwrap_err();
+        assert!(matches!(&error, EngineError::Storage(_)), "{error}");
+    }
+}
+
 #[test]
 fn storage_that_cannot_be_opened_ends_the_start_and_leaves_no_file() {
     let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -414,3 +414,60 @@ fn one_that_is_required_and_fails_closes_those_before_it_and_others_are_left_out
     );
     assert!(FIRST.lock().unwrap().take().unwrap().is_closed());
 }
+
+/// A start waited without end, and nobody knew for what.
+#[test]
+fn an_adapter_that_does_not_open_is_named_and_given_up() {
+    static LET_GO: Mutex<bool> = Mutex::new(false);
+    static LATE: Mutex<Option<ManualAdapter>> = Mutex::new(None);
+    static ROW: L2AdapterFactory =
+        L2AdapterFactory::new("stuck", "acme", "Stuck", package("acme"), |_, _| {
+            soon(|| *LET_GO.lock().unwrap());
+            let manual = ManualAdapter::new()?;
+            *LATE.lock().unwrap() = Some(manual.clone());
+            Ok(Box::new(manual))
+        });
+    let registry = L2Registry::of([&ROW], []);
+    let spec: AdapterSpec = r#"{"type":"stuck"}"#.parse().unwrap();
+    let mut options = options();
+    options.open_timeout = Duration::from_millis(60);
+    let error = registry.open(&spec, 0, &[], options).unwrap_err();
+    let said = "storage backend stuck#0: it has not opened within 60ms";
+    assert!(error.to_string().starts_with(said), "{error}");
+    *LET_GO.lock().unwrap() = true;
+    // Nobody has it, so it is closed.
+    soon(|| {
+        LATE.lock()
+            .unwrap()
+            .as_ref()
+            .is_some_and(ManualAdapter::is_closed)
+    });
+}
+
+#[test]
+fn a_configuration_is_checked_without_opening_anything() {
+    let check = |json: &str| {
+        let specs = AdapterSpec::parse_list(json).unwrap();
+        registry().check(&specs).map_err(|error| error.to_string())
+    };
+    assert_eq!(
+        check(r#"[{"type":"fs","size":7},{"type":"panics"}]"#),
+        Ok(())
+    );
+    assert_eq!(check(r#"{"type":"lost","required":false}"#), Ok(()));
+    let connector = r#""type":"native_plugin","module_path":"acme_connector","class_name":"Empty""#;
+    for (json, said) in [
+        (
+            r#"[{"type":"raw"},{"type":"lost"}]"#.to_owned(),
+            "backend lost#1: `type` is",
+        ),
+        (r#"{"type":"fs","size":"big"}"#.to_owned(), "no SizedConfig"),
+        (
+            format!(r#"{{{connector},"adapter_params":{{"size":[]}}}}"#),
+            "no SizedConfig",
+        ),
+    ] {
+        let error = check(&json).unwrap_err();
+        assert!(error.contains(said), "{error}");
+    }
+}

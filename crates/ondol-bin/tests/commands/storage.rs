@@ -1,6 +1,7 @@
 //! Storage behind the pool, as people configure, try and watch it.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -43,18 +44,20 @@ fn object_files(place: &Place) -> usize {
 #[test]
 fn a_check_tries_a_backend_and_leaves_no_object_behind() {
     let place = Place::new();
+    let key = place.file("key", &[7; 32]);
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
     for backend in [
         r#"{"type":"memory"}"#.to_owned(),
         fs_backend(&place, json!({})),
         fs_backend(
             &place,
-            json!({"layout": "sharded", "serde": {"type": "zstd"}}),
+            json!({"layout": "sharded", "serde": [{"type": "zstd"}, {"type": "aesgcm", "master_key_path": key}]}),
         ),
     ] {
         let text = place.text(&["l2", "check", &backend]);
         for step in [
-            "open", "store", "lookup", "load", "compare", "list", "unlock", "delete", "usage",
-            "health", "close",
+            "serde", "open", "store", "lookup", "load", "compare", "list", "unlock", "delete",
+            "usage", "health", "close",
         ] {
             let line = text.lines().find(|line| line.starts_with(step)).unwrap();
             assert!(line.contains(" ok "), "{line}");
@@ -74,8 +77,19 @@ fn a_check_that_fails_says_which_step_and_why() {
     let said = place.run(&["l2", "check", &fs_backend(&place, json!({}))]);
     assert_eq!(said.code, Some(1));
     let text = String::from_utf8(said.stdout).unwrap();
-    assert!(text.contains("open  FAILED"), "{text}");
+    let failed = |text: &str, step: &str| {
+        let mut lines = text.lines();
+        lines.any(|line| line.starts_with(step) && line.contains(" FAILED "))
+    };
+    assert!(failed(&text, "open"), "{text}");
     assert!(text.contains("fs (also fs_native)"), "{text}");
+    // What a server would refuse.
+    let serde = json!({"base_path": place.path().join("other"), "serde": {"type": "gzip"}});
+    let said = place.run(&["l2", "check", &fs_backend(&place, serde)]);
+    assert_eq!(said.code, Some(1));
+    let text = String::from_utf8(said.stdout).unwrap();
+    assert!(failed(&text, "serde"), "{text}");
+    assert!(text.contains("gzip"), "{text}");
     place
         .run(&["l2", "check", "fs"])
         .refused(2, &["which is no JSON"]);

@@ -12,6 +12,8 @@ use ondol_plugin::l2::{
     KvRank, ListRequest, LoadItem, LoadOutcome, LoadResult, LookupResult, ObjectKey, ObjectRef,
     PageMut, StoreItem,
 };
+use ondol_plugin::{Key, KeyTag};
+use ondol_tiering::Trial;
 
 use super::read_adapter;
 use crate::output::{Table, stdout};
@@ -19,15 +21,14 @@ use crate::output::{Table, stdout};
 /// The model under which the object of a check is stored.
 const MODEL: &str = "ondol-check";
 const BODY_BYTES: usize = 64 << 10;
-const TRAILER_BYTES: usize = 100;
 /// Pages of keys that are read to find the object again.
 const MOST_PAGES: usize = 1000;
 
 /// Open a storage backend without a server, and try it with an object of its own
 ///
 /// Stores an object, looks it up, loads it, compares every byte, unlocks and deletes it, asks for the usage and the list
-/// of objects, and closes the backend. Nothing is left behind, unless the backend cannot delete. `serde` and `eviction`
-/// are the server's part and are read, not tried. The exit code is 1 if a step failed.
+/// of objects, and closes the backend. Nothing is left behind, unless the backend cannot delete. The object goes through
+/// `serde` as a server's would; `eviction` is checked, and nothing is evicted. The exit code is 1 if a step failed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The backend, as for `ondol serve --l2-adapter`
@@ -70,15 +71,26 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         table: Table::new(["STEP", "RESULT", ">MS", "FOUND"]),
         failed: false,
     };
+    let mut trial = None;
+    report.step("serde", || {
+        trial = Some(Trial::new(&args.adapter, false)?);
+        Ok(transforms(&args.adapter))
+    });
     let mut opened = None;
     report.step("open", || {
         let backend = open(&args.adapter, 0, &[])?;
         let found = opened.insert(backend).name().to_owned();
         Ok(found)
     });
-    if let Some(backend) = opened {
-        let check = Check::new(backend, Duration::from_secs(args.timeout))?;
-        check.run(&mut report);
+    match (opened, trial) {
+        (Some(backend), Some(trial)) => {
+            let check = Check::new(backend, trial, Duration::from_secs(args.timeout))?;
+            check.run(&mut report);
+        }
+        (Some(backend), None) => {
+            backend.close(Duration::from_secs(args.timeout));
+        }
+        (None, _) => {}
     }
     let mut out = stdout();
     report.table.write(&mut out, "")?;
@@ -90,29 +102,54 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
+/// What becomes of an object before it is stored, in words.
+fn transforms(spec: &AdapterSpec) -> String {
+    let name = |map: &serde_json::Map<_, serde_json::Value>| {
+        let name = map.get("type").and_then(serde_json::Value::as_str);
+        name.unwrap_or_default().to_owned()
+    };
+    match &spec.transforms[..] {
+        [] => "none".to_owned(),
+        list => list.iter().map(name).collect::<Vec<_>>().join(", "),
+    }
+}
+
 /// A round trip of one object.
 struct Check {
     backend: Arc<Backend>,
+    trial: Trial,
     timeout: Duration,
-    key: ObjectKey,
-    body: Vec<u8>,
-    trailer: Vec<u8>,
+    /// The object as a server knows it, and as the backend does.
+    key: Key,
+    name: ObjectKey,
+    bytes: Vec<u8>,
+    /// What is stored of it.
+    stored: ObjectRef,
 }
 
 impl Check {
-    fn new(backend: Arc<Backend>, timeout: Duration) -> Result<Self> {
-        let mut name = [0; 16];
-        let mut bytes = vec![0; BODY_BYTES + TRAILER_BYTES];
-        getrandom::fill(&mut name)?;
-        getrandom::fill(&mut bytes)?;
-        let trailer = bytes.split_off(BODY_BYTES);
+    fn new(backend: Arc<Backend>, trial: Trial, timeout: Duration) -> Result<Self> {
+        let mut hash = [0; 16];
+        let mut bytes = vec![0; BODY_BYTES];
+        getrandom::fill(&mut hash)?;
+        // One half for who compresses.
+        getrandom::fill(&mut bytes[..BODY_BYTES / 2])?;
+        let name = ObjectKey::new(MODEL, KvRank::of_worker(0, 1)?, 0, hash, "")?;
+        let key = Key::new(KeyTag::LmCache, name.to_string().as_bytes())?;
+        let stored = trial.encode(&key, bytes.clone())?;
         Ok(Self {
             backend,
+            trial,
             timeout,
-            key: ObjectKey::new(MODEL, KvRank::of_worker(0, 1)?, 0, name, "")?,
-            body: bytes,
-            trailer,
+            key,
+            name,
+            bytes,
+            stored,
         })
+    }
+
+    fn stored_len(&self) -> u64 {
+        self.stored.stored_len() as u64
     }
 
     fn run(&self, report: &mut Report) {
@@ -129,7 +166,7 @@ impl Check {
             report.step("list", || self.list());
             if is_found {
                 report.step("unlock", || {
-                    self.backend.unlock(vec![self.key.clone()]);
+                    self.backend.unlock(vec![self.name.clone()]);
                     Ok(String::new())
                 });
             }
@@ -167,17 +204,16 @@ impl Check {
     }
 
     fn store(&self) -> Found {
-        let object = ObjectRef::with_trailer(self.body.clone(), self.trailer.clone());
         let item = StoreItem {
-            key: self.key.clone(),
-            object,
+            key: self.name.clone(),
+            object: self.stored.clone(),
         };
         let result = self.wait(|done| self.backend.store(vec![item], self.timeout, done))?;
         Ok(format!("{} bytes transferred", result.0?))
     }
 
     fn ask(&self) -> Result<LookupResult> {
-        let keys = vec![self.key.clone()];
+        let keys = vec![self.name.clone()];
         let result = self.wait(|done| self.backend.lookup(keys, self.timeout, done))?;
         match result.error {
             Some(error) => bail!(error),
@@ -188,7 +224,7 @@ impl Check {
     fn look_up(&self) -> Found {
         let result = self.ask()?;
         ensure!(result.found.test(0), "the object is not there");
-        let expected = (BODY_BYTES + TRAILER_BYTES) as u64;
+        let expected = self.stored_len();
         match result.sizes[0] {
             0 => Ok("found; its length is not known".to_owned()),
             size if size == expected => Ok(format!("found, {size} bytes")),
@@ -198,8 +234,11 @@ impl Check {
 
     fn load(&self, loaded: &mut Option<PageMut>) -> Found {
         let item = LoadItem {
-            key: self.key.clone(),
-            page: PageMut::new(vec![0; BODY_BYTES], TRAILER_BYTES),
+            key: self.name.clone(),
+            page: PageMut::new(
+                vec![0; self.stored.body().len()],
+                self.stored.trailer().len(),
+            ),
         };
         let result: LoadResult =
             self.wait(|done| self.backend.load(vec![item], self.timeout, done))?;
@@ -207,7 +246,7 @@ impl Check {
         match entry.outcome {
             LoadOutcome::Found(bytes) => {
                 *loaded = entry.page;
-                let expected = (BODY_BYTES + TRAILER_BYTES) as u64;
+                let expected = self.stored_len();
                 ensure!(bytes == expected, "{bytes} bytes came; expected {expected}");
                 Ok(format!("{bytes} bytes"))
             }
@@ -219,12 +258,15 @@ impl Check {
 
     fn compare(&self, page: &PageMut) -> Found {
         let (body, trailer) = page.parts();
-        let wrong = [(body, &self.body), (trailer, &self.trailer)]
-            .iter()
-            .flat_map(|(found, expected)| found.iter().zip(expected.iter()))
-            .filter(|(found, expected)| found != expected)
-            .count();
+        let loaded = [body, trailer].concat();
+        let count = |found: &[u8], expected: &[u8]| {
+            let pairs = found.iter().zip(expected);
+            pairs.filter(|(found, expected)| found != expected).count()
+        };
+        let wrong = count(&loaded, &self.stored.to_vec());
         ensure!(wrong == 0, "{wrong} bytes are not what was stored");
+        let object = self.trial.decode(&self.key, &loaded, BODY_BYTES as u64)?;
+        ensure!(object == self.bytes, "decoding it gives another object");
         Ok("every byte is as it was stored".to_owned())
     }
 
@@ -242,7 +284,7 @@ impl Check {
                 }
                 Err(error) => return Err(error.into()),
             };
-            if page.entries.iter().any(|entry| entry.key == self.key) {
+            if page.entries.iter().any(|entry| entry.key == self.name) {
                 return Ok("the object is listed".to_owned());
             }
             match page.next_cursor {
@@ -254,13 +296,13 @@ impl Check {
     }
 
     fn delete(&self, left: &mut Option<String>) -> Found {
-        let stays = || format!("the object {} may be left behind", self.key);
+        let stays = || format!("the object {} may be left behind", self.name);
         // An unlock is carried out by the lane, a delete is not.
         let until = Instant::now() + self.timeout;
         loop {
             let result = self
                 .backend
-                .delete(std::slice::from_ref(&self.key))
+                .delete(std::slice::from_ref(&self.name))
                 .inspect_err(|_| *left = Some(stays()))?;
             if result.gone.test(0) {
                 *left = None;

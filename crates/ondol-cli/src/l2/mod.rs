@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::Subcommand;
 use ondol_engine::L2Config;
-use ondol_host::l2::{AdapterSpec, open_all};
+use ondol_host::l2::AdapterSpec;
 
 /// Look after storage backends
 #[derive(Debug, clap::Args)]
@@ -56,7 +56,7 @@ pub(crate) fn read_adapter(text: &str) -> Result<AdapterSpec> {
 
 /// The storage of an engine with these backends and the defaults.
 pub(crate) fn config_of(adapters: Vec<AdapterSpec>) -> L2Config {
-    L2Config::with(move |mappings| open_all(&adapters, mappings).map_err(|error| error.to_string()))
+    L2Config::new(adapters)
 }
 
 /// The configuration that a backend was read from.

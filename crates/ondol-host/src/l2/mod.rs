@@ -3,11 +3,12 @@
 mod describe;
 mod lane;
 mod open;
+mod places;
 mod registry;
 mod resolve;
 mod spec;
 
 pub use lane::{Backend, BackendHealth, BackendStatus, LaneCounts, LaneOptions, TaskError};
-pub use open::{Cause, OpenError, open, open_all};
+pub use open::{Cause, OpenError, check, open, open_all};
 pub use registry::{L2Registry, Linked};
 pub use spec::{AdapterSpec, EvictionSpec, SpecError};

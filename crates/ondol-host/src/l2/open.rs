@@ -2,13 +2,16 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
+use crossbeam_channel::{RecvTimeoutError, SendError, bounded};
 use ondol_connector::{Bridge, BridgeOptions, Table};
 use ondol_plugin::l2::{L1Mapping, L2Adapter, OpenContext};
 use serde_json::{Map, Value};
 
 use super::describe::describe;
+use super::places;
 use super::registry::Linked;
 use super::resolve::{self, Connector, Resolved};
 use super::{AdapterSpec, Backend, L2Registry, LaneOptions, SpecError};
@@ -20,6 +23,8 @@ const MOST_NESTED: usize = 8;
 const ONLY_TIER: &str = "_default";
 /// How long backends may take to close when another one does not open.
 const CLOSE_AGAIN: Duration = Duration::from_secs(5);
+/// After this part of the time that it has, an adapter that opens is said to take long.
+const LONG_PART: u32 = 6;
 
 /// Why a backend cannot be opened; the message says what is linked in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,6 +79,14 @@ pub enum Cause {
     /// The adapter or the connector does not open.
     #[error("it does not open: {0}")]
     Failed(String),
+    /// It is still opening.
+    #[error(
+        "it has not opened within {waited:?}, and what it waits for is not known; it is left to itself"
+    )]
+    Hangs {
+        /// How long was waited.
+        waited: Duration,
+    },
     /// Adapters that wrap adapters without end.
     #[error("more than {MOST_NESTED} adapters wrap one another")]
     TooDeep,
@@ -85,6 +98,16 @@ fn list(names: &[String]) -> String {
     } else {
         names.join(", ")
     }
+}
+
+/// Looks whether there are adapters of these types, and whether they take their parameters, without opening any: what is wrong
+/// with a configuration can so be told before anything was made. Those that are not [required](AdapterSpec::required) are left to
+/// [`open_all`]. What only a shared library knows is not looked at.
+///
+/// # Errors
+/// [`OpenError`] of the first one that cannot be opened.
+pub fn check(specs: &[AdapterSpec]) -> Result<(), OpenError> {
+    L2Registry::global().check(specs)
 }
 
 /// Opens the backend that `spec` means with what is linked in, and starts its lane. `index` is its place among the backends and
@@ -124,26 +147,93 @@ impl L2Registry {
         mappings: &[L1Mapping],
         options: LaneOptions,
     ) -> Result<Arc<Backend>, OpenError> {
-        let name = format!("{}#{index}", spec.type_name);
-        let opening = Opening {
-            registry: self,
-            name: &name,
-            mappings,
-            depth: Cell::new(0),
+        let name = name_of(spec, index);
+        let opened = self.open_in_time(&name, spec, mappings, options);
+        opened.map_err(|cause| self.error(name, cause))
+    }
+
+    /// Opens on a thread of its own, which is left to itself if that takes too long.
+    fn open_in_time(
+        &self,
+        name: &str,
+        spec: &AdapterSpec,
+        mappings: &[L1Mapping],
+        options: LaneOptions,
+    ) -> Result<Arc<Backend>, Cause> {
+        let waited = options.open_timeout;
+        // What is given up is never left behind in the channel.
+        let (sender, opened) = bounded(0);
+        let log = tracing::dispatcher::get_default(Clone::clone);
+        let (registry, mappings, spec) = (self.clone(), mappings.to_vec(), spec.clone());
+        let backend = name.to_owned();
+        let open = move || {
+            let opening = Opening {
+                registry: &registry,
+                name: &backend,
+                mappings: &mappings,
+                depth: Cell::new(0),
+            };
+            let opened = opening.open(&spec).and_then(|(adapter, verifies)| {
+                Backend::start(&backend, spec, verifies, adapter, options)
+                    .map_err(|error| Cause::Failed(error.to_string()))
+            });
+            if let Err(SendError(Ok(late))) = sender.send(opened) {
+                late.close(CLOSE_AGAIN);
+            }
         };
-        let opened = opening.open(spec).and_then(|(adapter, verifies)| {
-            Backend::start(&name, spec.clone(), verifies, adapter, options)
-                .map_err(|error| Cause::Failed(error.to_string()))
-        });
-        opened.map_err(|cause| OpenError {
-            backend: name.clone(),
+        let spawned = thread::Builder::new()
+            .name(format!("l2-{name}-open"))
+            .spawn(move || tracing::dispatcher::with_default(&log, open));
+        spawned.map_err(|error| Cause::Failed(format!("no thread: {error}")))?;
+        let soon = waited / LONG_PART;
+        let mut result = opened.recv_timeout(soon);
+        if matches!(result, Err(RecvTimeoutError::Timeout)) {
+            tracing::warn!(
+                backend = name,
+                limit = ?waited,
+                "a storage backend takes long to open; it is waited for"
+            );
+            result = opened.recv_timeout(waited - soon);
+        }
+        match result {
+            Ok(opened) => opened,
+            Err(RecvTimeoutError::Timeout) => Err(Cause::Hangs { waited }),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Cause::Failed("the thread that opened it ended".to_owned()))
+            }
+        }
+    }
+
+    fn error(&self, backend: String, cause: Cause) -> OpenError {
+        OpenError {
+            backend,
             cause,
             linked: self.linked(),
-        })
+        }
     }
-}
 
-impl L2Registry {
+    /// As the function [`check`], with the factories of this registry.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self, specs: &[AdapterSpec]) -> Result<(), OpenError> {
+        let required = specs.iter().enumerate().filter(|(_, spec)| spec.required);
+        for (index, spec) in required {
+            let resolved = resolve::resolve(self, spec).and_then(|resolved| match resolved {
+                Resolved::Connector {
+                    connector: Connector::Linked(factory),
+                    parameters,
+                    ..
+                } if factory.c_entry().is_none() => {
+                    resolve::read(factory.own_config(), parameters).map(drop)
+                }
+                _ => Ok(()),
+            });
+            resolved.map_err(|cause| self.error(name_of(spec, index), cause))?;
+        }
+        Ok(())
+    }
+
     /// As the function [`open_all`], with the factories of this registry and these options.
     ///
     /// # Errors
@@ -154,6 +244,14 @@ impl L2Registry {
         mappings: &[L1Mapping],
         options: &LaneOptions,
     ) -> Result<Vec<Arc<Backend>>, OpenError> {
+        if let Some((first, second, place)) = places::shared(specs) {
+            tracing::warn!(
+                first = name_of(&specs[first], first),
+                second = name_of(&specs[second], second),
+                place = %place.display(),
+                "two storage backends have one directory: each object is stored once and counted twice; leave one of them out"
+            );
+        }
         let mut backends: Vec<Arc<Backend>> = Vec::with_capacity(specs.len());
         for (index, spec) in specs.iter().enumerate() {
             if spec.affinity_tag != ONLY_TIER {
@@ -184,6 +282,11 @@ impl L2Registry {
         }
         Ok(backends)
     }
+}
+
+/// The name of a backend in logs and figures.
+fn name_of(spec: &AdapterSpec, index: usize) -> String {
+    format!("{}#{index}", spec.type_name)
 }
 
 /// A backend that is being opened.

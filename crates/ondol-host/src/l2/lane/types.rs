@@ -6,6 +6,8 @@ use ondol_plugin::l2::AdapterStatus;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LaneOptions {
+    /// How long an adapter may take to open; after a part of that it is said which one is waited for.
+    pub open_timeout: Duration,
     /// How long a call into the adapter may take before it counts as hanging; after half of that it counts as slow.
     pub hang_after: Duration,
     /// How often tasks are asked for whose signal may have been lost.
@@ -23,6 +25,7 @@ pub struct LaneOptions {
 impl Default for LaneOptions {
     fn default() -> Self {
         Self {
+            open_timeout: Duration::from_secs(60),
             hang_after: Duration::from_secs(10),
             sweep_every: Duration::from_secs(2),
             queue: 4096,
