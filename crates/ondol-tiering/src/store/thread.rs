@@ -407,7 +407,9 @@ impl StoreThread {
         let objects = batch.keys.len();
         self.shown.counters.failed.increment();
         tracing::debug!(backend, objects, reason, "a batch was not stored");
-        if self.breaker.failed(Instant::now()) {
+        // An object that this backend will never take says nothing of how the backend fares.
+        let is_of_one_object = !retryable && objects == 1;
+        if !is_of_one_object && self.breaker.failed(Instant::now()) {
             self.shown.breaker_open.store(true, Ordering::Relaxed);
             self.shown.counters.breaker_opened.increment();
             let pause = self.shared.config.breaker_pause;

@@ -27,7 +27,7 @@ struct State {
     stores: u64,
     deletes: u64,
     failure: Option<StoreError>,
-    poison: Option<ObjectKey>,
+    poison: Vec<ObjectKey>,
     cannot_delete: bool,
     stores_hang: bool,
     deletes_hang: bool,
@@ -84,7 +84,7 @@ impl Shelf {
 
     /// Stores of this object fail for good.
     pub(super) fn poison(&self, key: &Key) {
-        self.0.state.lock().poison = Some(object_key(key));
+        self.0.state.lock().poison.push(object_key(key));
     }
 
     pub(super) fn cannot_delete(&self) {
@@ -127,7 +127,7 @@ impl BlockingBackend for Shelf {
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
-        if state.poison.as_ref() == Some(key) {
+        if state.poison.contains(key) {
             return Err(StoreError {
                 reason: "this one never".to_owned(),
                 retryable: false,

@@ -71,6 +71,28 @@ fn an_object_that_cannot_be_stored_does_not_condemn_its_batch() {
     });
 }
 
+#[test]
+fn objects_that_a_backend_never_takes_do_not_keep_others_from_it() {
+    let (l1, shelf) = (l1(), Shelf::default());
+    for number in 0..12 {
+        shelf.poison(&key(number));
+    }
+    let config = TieringConfig {
+        breaker_failures: 3,
+        // Nobody who waits for this to be over would see the end of the test.
+        breaker_pause: Duration::from_secs(600),
+        ..config()
+    };
+    let tiering = start(&l1, vec![shelf_backend(&shelf, "")], config);
+    commit(&l1, &tiering, 0..12);
+    until("they are given up", || {
+        count(&tiering, "store_given_up_objects") >= 12
+    });
+    commit(&l1, &tiering, 12..20);
+    until("the others are stored", || unstored(&l1, 12..20) == 0);
+    assert!(!tiering.stats().backends[0].breaker_open);
+}
+
 /// LMCache releases the lock of a store after 300 s, while the adapter may still read (reference §7.1 row 3).
 #[test]
 fn a_store_that_hangs_keeps_its_page_captive_and_its_object_readable() {
