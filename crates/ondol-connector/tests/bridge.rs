@@ -86,7 +86,7 @@ fn what_a_connector_did_not_load_is_missing_or_failed() {
     expect_health(&bridge, Health::Healthy, "");
 }
 
-/// LMCache, fault 6: its native connectors deleted what a lookup had locked.
+/// In LMCache: its native connectors deleted what a lookup had locked.
 #[test]
 fn locked_objects_are_not_deleted() {
     let strings = Strings::new();
@@ -112,7 +112,7 @@ fn locked_objects_are_not_deleted() {
     assert!(gone.gone.test(0));
 }
 
-/// The other half of fault 6: a lookup during a delete must not promise what is about to go.
+/// The other half: a lookup during a delete must not promise what is about to go.
 #[test]
 fn what_is_being_deleted_is_not_found() {
     let strings = Strings::new();
@@ -165,7 +165,7 @@ fn only_what_was_found_is_locked() {
     assert_eq!(figure(&bridge, "locked_keys"), 0);
 }
 
-/// LMCache, fault 10: after a restart its usage was 0 and stayed so.
+/// In LMCache: after a restart its usage was 0 and stayed so.
 #[test]
 fn after_a_restart_usage_is_learnt_and_never_claims_to_be_complete() {
     let strings = Strings::new();
@@ -210,7 +210,7 @@ fn a_connector_that_cannot_delete_says_so() {
     assert!(lookup_result(&bridge, task).found.test(0));
 }
 
-/// LMCache, fault 9: a batch of objects of several lengths failed when a part of it was stored.
+/// In LMCache: a batch of objects of several lengths failed when a part of it was stored.
 #[test]
 fn objects_of_several_lengths_are_one_batch() {
     let strings = Strings::new();

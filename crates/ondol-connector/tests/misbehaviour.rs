@@ -89,7 +89,7 @@ fn a_lost_completion_is_a_failure_in_time_and_its_pages_stay_captive() {
     expect_health(&bridge, Health::Degraded, "");
 }
 
-/// LMCache, fault 9: with nobody at the other end, tasks never ended, and the adapter said that it was healthy.
+/// In LMCache: with nobody at the other end, tasks never ended, and the adapter said that it was healthy.
 #[test]
 fn a_connector_that_answers_nothing_is_not_healthy_and_gets_no_more_memory() {
     let strings = Strings::new();
@@ -386,7 +386,7 @@ fn a_submit_that_panics_leaves_nothing_behind() {
     assert!(lookup_result(&*bridge, task).found.test(0));
 }
 
-/// LMCache, fault 36: a delete held up the thread that evicts for half a minute, each time.
+/// In LMCache: a delete held up the thread that evicts for half a minute, each time.
 #[test]
 fn a_delete_that_hangs_fails_in_time_and_the_next_ones_at_once() {
     let strings = Strings::new();

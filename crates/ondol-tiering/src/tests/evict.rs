@@ -20,7 +20,7 @@ fn lookup(backend: &Backend, keys: Vec<ObjectKey>) -> usize {
     is_found.recv_timeout(WATCHDOG).expect("it answers in time")
 }
 
-/// LMCache evicts a part of the *number* of keys, once a second (reference §7.2 row 30).
+/// LMCache evicts a part of the *number* of keys, once a second.
 #[test]
 fn a_full_backend_is_emptied_by_bytes_and_without_waiting_for_a_tick() {
     let (l1, shelf) = (l1(), Shelf::with_capacity(100 * 5000));
@@ -38,8 +38,8 @@ fn a_full_backend_is_emptied_by_bytes_and_without_waiting_for_a_tick() {
     assert!(shelf.get(&key(399)).is_some(), "the youngest stayed");
 }
 
-/// LMCache's native connectors start with a usage of 0: old objects are never evicted and the disk fills (§7.1 row 10,
-/// LMCache#4564).
+/// LMCache's native connectors start with a usage of 0: old objects are never evicted and the disk fills
+/// (LMCache#4564).
 #[test]
 fn what_an_earlier_process_stored_is_evicted_as_well() {
     let (l1, shelf) = (l1(), Shelf::with_capacity(1_000_000));
@@ -78,7 +78,7 @@ fn a_listing_that_never_ends_does_not_keep_what_is_stored_from_being_evicted() {
     until("it is below the watermark", || shelf.used() < 400_000);
 }
 
-/// LMCache deletes what a lookup has locked (§7.1 row 6).
+/// LMCache deletes what a lookup has locked.
 #[test]
 fn a_locked_object_is_never_deleted_and_goes_when_it_is_unlocked() {
     let (l1, shelf) = (l1(), Shelf::with_capacity(1_000_000));
@@ -140,7 +140,7 @@ fn a_backend_that_cannot_delete_is_left_alone() {
     assert_eq!(shelf.deletes(), deletes);
 }
 
-/// LMCache's one eviction thread waits up to 30 s for a delete (§7.2 row 36).
+/// LMCache's one eviction thread waits up to 30 s for a delete.
 #[test]
 fn a_delete_that_hangs_holds_up_no_store_and_no_other_backend() {
     let (l1, hanging, other) = (

@@ -93,7 +93,7 @@ fn objects_that_a_backend_never_takes_do_not_keep_others_from_it() {
     assert!(!tiering.stats().backends[0].breaker_open);
 }
 
-/// LMCache releases the lock of a store after 300 s, while the adapter may still read (reference §7.1 row 3).
+/// LMCache releases the lock of a store after 300 s, while the adapter may still read.
 #[test]
 fn a_store_that_hangs_keeps_its_page_captive_and_its_object_readable() {
     let (l1, manual) = (l1(), ManualAdapter::new().unwrap());
@@ -134,7 +134,7 @@ fn a_store_that_hangs_keeps_its_page_captive_and_its_object_readable() {
     until("it can leave memory", || l1.memory.evict(&[key(1)]) == 1);
 }
 
-/// LMCache has no back-pressure: read locks pile up when a backend is slow (reference §7.2 row 29; llm-d-kv-cache#457).
+/// LMCache has no back-pressure: read locks pile up when a backend is slow (llm-d-kv-cache#457).
 #[test]
 fn ten_times_the_load_stays_bounded_and_nothing_is_lost() {
     let (l1, shelf) = (l1(), Shelf::default());
@@ -351,7 +351,7 @@ fn what_was_given_up_is_looked_for_again_without_anything_else_happening() {
     until("they are stored", || unstored(&l1, 0..10) == 0);
 }
 
-/// LMCache counts a batch as its first object's length times its number (reference §7.2 row 35).
+/// LMCache counts a batch as its first object's length times its number.
 #[test]
 fn a_batch_of_mixed_sizes_is_stored_and_counted_as_it_is() {
     let (l1, shelf) = (l1(), Shelf::default());

@@ -21,7 +21,7 @@ fn asked(rig: &Rig, keys: &[Key]) -> Prefetch {
     prefetch
 }
 
-// peers.md §5 A2 (dynamo#15079): a load that failed was counted as a hit, and another request's bytes were served.
+// Seen elsewhere: a load that failed was counted as a hit, and another request's bytes were served.
 #[test]
 fn one_failed_key_of_a_batch_is_a_miss_and_no_other() {
     let outcomes = [
@@ -61,7 +61,7 @@ fn one_failed_key_of_a_batch_is_a_miss_and_no_other() {
     }
 }
 
-// lmcache.md §7.1 row 7: corrupted bytes were a hit.
+// Seen elsewhere: corrupted bytes were a hit.
 #[test]
 fn corrupted_bytes_are_a_miss_and_their_entry_is_deleted() {
     let rig = Rig::new(1);
@@ -88,7 +88,7 @@ fn corrupted_bytes_are_a_miss_and_their_entry_is_deleted() {
     assert!(!rig.l1.has(&keys[1]));
 }
 
-// peers.md §5 A14: two keys under one name, or an object that was put in another's place.
+// Seen elsewhere: two keys under one name, or an object that was put in another's place.
 #[test]
 fn another_objects_bytes_under_this_name_are_a_miss() {
     let rig = Rig::new(1);
@@ -205,7 +205,7 @@ fn transformed_objects_come_back_as_they_were() {
     rig.assert_all_is_given_back();
 }
 
-// peers.md §5 C36 (vllm#57912): the positive answer of a lookup was kept after the load had failed, and asked for for ever.
+// Seen elsewhere: the positive answer of a lookup was kept after the load had failed, and asked for for ever.
 #[test]
 fn what_was_deleted_after_its_lookup_is_one_miss_and_no_loop() {
     let rig = Rig::new(1);
@@ -279,7 +279,7 @@ fn a_backend_that_cannot_be_asked_does_not_spoil_the_others() {
     rig.assert_all_is_given_back();
 }
 
-// peers.md §5 B28: loads that hang for ever.
+// Seen elsewhere: loads that hang for ever.
 #[test]
 fn a_lookup_and_a_load_that_hang_are_misses() {
     let mut config = config();

@@ -43,7 +43,7 @@ enum End {
     CloseBackend,
 }
 
-// lmcache.md §7.1 row 1, peers.md §5 A4: the buffer of an aborted load was given to another object, and then written.
+// Seen elsewhere: the buffer of an aborted load was given to another object, and then written.
 #[test]
 fn a_load_that_ends_after_its_request_was_aborted_never_touches_another_object() {
     for end in [
@@ -108,7 +108,7 @@ fn a_load_that_ends_after_its_request_was_aborted_never_touches_another_object()
     }
 }
 
-// lmcache.md §7.1 row 2: a load that was slower than its reservation was a hit, though nothing was admitted.
+// Seen elsewhere: a load that was slower than its reservation was a hit, though nothing was admitted.
 #[test]
 fn a_load_that_is_slower_than_its_request_is_no_hit_and_comes_all_the_same() {
     let rig = Rig::new(1);
@@ -165,7 +165,7 @@ fn who_waits_gets_what_has_come_by_then() {
     assert!(rig.l1.has(&keys[2]));
 }
 
-// lmcache.md §7.1 row 6: a lookup did not keep an object from being deleted before it was loaded.
+// Seen elsewhere: a lookup did not keep an object from being deleted before it was loaded.
 #[test]
 fn what_is_being_loaded_is_locked_until_it_has_come() {
     let rig = Rig::new(1);
@@ -258,7 +258,7 @@ fn small_rig() -> Rig {
     Rig::with(1, 4 << 20, config, &json!([]))
 }
 
-// peers.md §5 B20, B21: aborted requests left tokens, slots and pins behind until nothing could be prefetched any more.
+// Seen elsewhere: aborted requests left tokens, slots and pins behind until nothing could be prefetched any more.
 #[test]
 fn an_abort_in_any_state_leaves_nothing_locked() {
     for state in STATES {
@@ -381,7 +381,7 @@ fn what_cannot_be_recorded_is_a_miss() {
     });
 }
 
-// peers.md §5 A5: what was leased long ago was overwritten while it was read.
+// Seen elsewhere: what was leased long ago was overwritten while it was read.
 #[test]
 fn a_report_keeps_its_objects_whatever_is_loaded_beside_them() {
     let rig = Rig::with(1, 4 << 20, config(), &json!([]));

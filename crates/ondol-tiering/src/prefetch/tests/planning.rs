@@ -29,7 +29,7 @@ fn what_a_backend_has_comes_into_memory() {
     assert!(keys[..3].iter().all(|key| rig.l1.has(key)));
 }
 
-// lmcache.md §7.2 row 22: a prefetch of what memory has went through the controller's thread and every adapter.
+// Seen elsewhere: a prefetch of what memory has went through the controller's thread and every adapter.
 #[test]
 fn a_request_that_memory_serves_alone_asks_nobody() {
     let rig = Rig::new(2);
@@ -49,7 +49,6 @@ fn a_request_that_memory_serves_alone_asks_nobody() {
     rig.assert_all_is_given_back();
 }
 
-// lmcache.md §7.2 row 26.
 #[test]
 fn keys_that_memory_has_are_never_looked_up() {
     let rig = Rig::new(2);
@@ -75,7 +74,6 @@ fn keys_that_memory_has_are_never_looked_up() {
     rig.assert_all_is_given_back();
 }
 
-// lmcache.md §7.2 row 34.
 #[test]
 fn what_was_loaded_stays_for_the_next_request() {
     let rig = Rig::new(1);
@@ -175,7 +173,7 @@ fn a_window_loads_no_more_than_it_reaches_over() {
     rig.assert_all_is_given_back();
 }
 
-// peers.md §5 A11: a group of objects of which one was evicted between lookup and load.
+// Seen elsewhere: a group of objects of which one was evicted between lookup and load.
 #[test]
 fn a_chunk_of_which_one_row_is_gone_is_a_miss_in_every_row() {
     for policy in [FetchPolicy::Prefix, FetchPolicy::Full] {
@@ -385,7 +383,7 @@ fn an_object_that_was_stored_with_other_transforms_than_today_is_served() {
     rig.assert_all_is_given_back();
 }
 
-// lmcache.md §7.2 row 31: one page too few failed the whole batch.
+// Seen elsewhere: one page too few failed the whole batch.
 #[test]
 fn memory_that_is_short_shortens_the_prefix() {
     // Pages for some of the objects, once those are leased that fill the rest.
@@ -434,7 +432,7 @@ fn memory_that_is_short_shortens_the_prefix() {
     rig.assert_all_is_given_back();
 }
 
-// lmcache.md §7.2 row 27: eight requests, however small, and whatever else waited.
+// Seen elsewhere: eight requests, however small, and whatever else waited.
 #[test]
 fn requests_that_exceed_the_bytes_in_flight_wait_in_order() {
     let limit = 2 * Rig::new(1).stored(&key(0)).len() as u64;
@@ -493,7 +491,7 @@ fn find(rig: &Rig, len: u64) {
     rig.manual().next_lookup().find(|_| Some(len));
 }
 
-// peers.md §5 C37 (dynamo#6101): a disk hit took 40 s where computing took 0.9 s.
+// Seen elsewhere: a disk hit took 40 s where computing took 0.9 s.
 #[test]
 fn what_a_slow_backend_would_not_bring_in_time_is_not_loaded() {
     let rig = slow_backend();
