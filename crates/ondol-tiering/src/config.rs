@@ -17,7 +17,7 @@ pub struct TieringConfig {
     pub store_queue: usize,
     /// What happens when more wait.
     pub store_overflow: StoreOverflow,
-    /// Bytes of objects that stores may hold leased at once, over all backends.
+    /// Bytes of objects that stores may hold leased at once, over all backends; an eighth of the pool at most.
     pub store_in_flight_bytes: u64,
     /// How long one store may take.
     pub store_timeout: Duration,
@@ -32,7 +32,7 @@ pub struct TieringConfig {
     /// Lookups or loads of a backend in a row that time out before prefetches leave it out, but for one after each `breaker_pause`.
     pub read_breaker_timeouts: u32,
     /// Bytes that loads may fill at once, over all backends. Each of them has an equal share, so that one that hangs does not hold up
-    /// the others; one request may load in any case.
+    /// the others; one request may load in any case. An eighth of the pool at most.
     pub load_in_flight_bytes: u64,
     /// How long a lookup may take.
     pub lookup_timeout: Duration,
@@ -66,6 +66,19 @@ pub enum StoreOverflow {
     DropOldest,
 }
 
+/// The part of the pool that stores may hold, and the part that loads may: clients must find pages beside a backend that hangs.
+const PART_IN_FLIGHT: u64 = 8;
+
+impl TieringConfig {
+    /// With what a pool of so many bytes allows.
+    pub(crate) fn bounded(mut self, pool_bytes: u64) -> Self {
+        let most = (pool_bytes / PART_IN_FLIGHT).max(1);
+        self.store_in_flight_bytes = self.store_in_flight_bytes.min(most);
+        self.load_in_flight_bytes = self.load_in_flight_bytes.min(most);
+        self
+    }
+}
+
 impl Default for TieringConfig {
     fn default() -> Self {
         Self {
@@ -87,5 +100,21 @@ impl Default for TieringConfig {
             quotas: Arc::default(),
             seed: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // M18: with the defaults a small pool was taken whole by a backend that hung.
+    #[test]
+    fn what_is_in_flight_leaves_most_of_a_small_pool_to_clients() {
+        let config = TieringConfig::default().bounded(32 << 20);
+        let in_flight = config.store_in_flight_bytes + config.load_in_flight_bytes;
+        assert_eq!(in_flight, 8 << 20);
+        let config = TieringConfig::default();
+        let bounded = config.clone().bounded(64 << 30);
+        assert_eq!(bounded.load_in_flight_bytes, config.load_in_flight_bytes);
     }
 }

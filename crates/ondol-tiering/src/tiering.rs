@@ -43,7 +43,7 @@ impl Tiering {
         config: TieringConfig,
     ) -> Result<Arc<Self>, TieringError> {
         let attached: Arc<AttachedBackends> = Arc::default();
-        let config = Arc::new(config);
+        let config = Arc::new(config.bounded(memory.capacity_bytes()));
         let quotas = Arc::clone(&config.quotas);
         let tiering = Arc::new(Self {
             store: StoreController::new(

@@ -42,10 +42,10 @@ pub(super) struct Args {
     /// `drop_oldest` [default: wait]
     #[arg(long, value_name = "HOW")]
     l2_store_overflow: Option<String>,
-    /// Bytes of objects that are being stored at once, over all backends [default: 256MiB]
+    /// Bytes of objects that are being stored at once, over all backends; an eighth of the pool at most [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
     l2_store_in_flight: Option<String>,
-    /// Bytes of pages that are being loaded at once, over all backends [default: 256MiB]
+    /// Bytes of pages that are being loaded at once, over all backends; an eighth of the pool at most [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
     l2_load_in_flight: Option<String>,
     /// How long one store may take [default: 60]

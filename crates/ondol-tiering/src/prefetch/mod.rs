@@ -211,7 +211,8 @@ impl PrefetchController {
             return Prefetch::ready(&shape, leases, present);
         }
         let mut backends = shared.backends.active();
-        backends.retain(|attached| is_usable(attached, &shared.config));
+        let share = shared.config.load_in_flight_bytes / backends.len().max(1) as u64;
+        backends.retain(|attached| is_usable(attached, &shared.config, share));
         if backends.is_empty() || timeout.is_zero() {
             return Prefetch::ready(&shape, leases, present);
         }
@@ -354,9 +355,12 @@ impl Prefetch {
     }
 }
 
-/// Whether a backend is asked at all.
-fn is_usable(attached: &Attached, config: &TieringConfig) -> bool {
+/// Whether a backend is asked at all. What it was given and has not let go of in time counts as in flight: one whose loads never
+/// end would have the whole pool in the end. `share` is what it may load at a time.
+fn is_usable(attached: &Attached, config: &TieringConfig, share: u64) -> bool {
     let loads = attached.loading_bytes.load(Ordering::Relaxed) > 0;
-    attached.backend.health_of_lane().health != BackendHealth::Quarantined
+    let lane = attached.backend.health_of_lane();
+    lane.health != BackendHealth::Quarantined
+        && lane.captive_load_bytes < share.max(1)
         && attached.reads.may_ask(config, loads)
 }

@@ -297,6 +297,7 @@ impl Backend {
             tasks: ledger.unfinished(),
             captive_tasks,
             captive_bytes,
+            captive_load_bytes: ledger.captive_loads(),
             counts: ledger.counts,
         }
     }

@@ -212,6 +212,13 @@ impl Ledger {
             })
     }
 
+    /// The bytes that loads may touch for which nobody waits any more.
+    pub(super) fn captive_loads(&self) -> u64 {
+        let loads = self.tasks[Kind::Load as usize].values();
+        let captive = loads.filter(|task| task.done.is_none());
+        captive.fold(0, |bytes, task| bytes.saturating_add(task.bytes))
+    }
+
     /// Everything that waits, is being submitted or is outstanding.
     pub(super) fn unfinished(&self) -> u64 {
         self.outstanding() + self.waiting as u64 + u64::from(self.current.is_some())

@@ -102,6 +102,8 @@ pub struct BackendStatus {
     pub captive_tasks: u64,
     /// Bytes that those may still touch.
     pub captive_bytes: u64,
+    /// Those among them that loads may still fill.
+    pub captive_load_bytes: u64,
     /// What went wrong since the lane started.
     pub counts: LaneCounts,
 }

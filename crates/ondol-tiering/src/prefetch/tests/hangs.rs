@@ -223,3 +223,37 @@ fn a_backend_that_hangs_does_not_starve_the_others() {
     assert_eq!(present(&finish(waiting)), "11");
     rig.assert_all_is_given_back();
 }
+
+// M17: what was given up counted for nothing, until the whole pool was captive.
+#[test]
+fn what_a_backend_does_not_let_go_of_counts_as_in_flight() {
+    let rig = Rig::new(1);
+    let len = rig.stored(&key(0)).len() as u64;
+    let config = TieringConfig {
+        read_breaker_timeouts: u32::MAX,
+        load_in_flight_bytes: 2 * len,
+        ..impatient(FOR_EVER)
+    };
+    let rig = Rig::with(1, 16 << 20, config, &json!([]));
+    let mut hanging = Vec::new();
+    for number in 0..2 {
+        let prefetch = rig.ask(&keys(number..number + 1));
+        find_in_all(&rig, number..number + 1);
+        hanging.push(rig.manual().next_load());
+        assert_eq!(present(&finish(prefetch)), "0");
+    }
+    assert_eq!(present(&finish(rig.ask(&keys(2..3)))), "0");
+    assert_eq!(rig.manual().waiting(), (0, 0, 0), "it is not asked");
+    drop(hanging);
+    eventually("it has let go", || {
+        rig.attached[0].backend.status().captive_load_bytes == 0
+    });
+    let prefetch = rig.ask(&keys(2..3));
+    find_in_all(&rig, 2..3);
+    let shelf = rig.shelf(&keys(2..3));
+    rig.manual()
+        .next_load()
+        .fill(|name| shelf.get(name).cloned());
+    assert_eq!(present(&finish(prefetch)), "1");
+    rig.assert_all_is_given_back();
+}
