@@ -454,6 +454,14 @@ impl Engine {
         }
     }
 
+    /// Answers clients that wait for storage with what memory has, from now on. To be called before their connections are stopped, which
+    /// waits for calls that are under way.
+    pub fn end_waiting(&self) {
+        if let Some(tier) = self.tier() {
+            tier.tiering.end_prefetches();
+        }
+    }
+
     /// Stops for good: makes objects and log durable and marks that this was a clean stop. Changes are refused from then
     /// on, so clients keep what they hold for the next engine; call it while their sessions are still there. Closing
     /// again does nothing.

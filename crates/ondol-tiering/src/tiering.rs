@@ -249,6 +249,11 @@ impl Tiering {
         })
     }
 
+    /// Answers everybody who waits for a prefetch with what it has, and begins no more of them. The rest goes on until it is closed.
+    pub fn end_prefetches(&self) {
+        self.prefetch.close();
+    }
+
     /// Stops the controllers and closes the backends. Objects that wait are stored for up to half of `deadline`; those that are
     /// left then are found by the next start, if memory keeps them. After this neither memory nor a backend is called any more.
     pub fn close(&self, deadline: Duration) -> CloseReport {

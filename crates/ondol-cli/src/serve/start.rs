@@ -247,6 +247,8 @@ impl Running {
         if let Some(http) = &http {
             http.announce_stop();
         }
+        // The door waits for calls that are under way.
+        engine.end_waiting();
         door.stop();
         drop(http);
         // Before the sessions of the door go, so that their clients do not leave the log.

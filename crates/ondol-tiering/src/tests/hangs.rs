@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ondol_testkit::l2::ManualAdapter;
 
-use super::{WATCHDOG, backend, config, key, l1, start};
+use super::{WATCHDOG, backend, commit, config, key, l1, start, unstored, until};
 use crate::{FetchPolicy, PrefetchRequest, Row, TieringConfig};
 
 // M11: 102 loads had timed out, none had ever come, and the backend was said to be healthy.
@@ -41,5 +41,35 @@ fn a_backend_whose_loads_hang_is_said_to_be_degraded() {
     let degraded = tiering.degraded().expect("it is required");
     assert!(degraded.contains("manual#0"), "{degraded}");
     drop(hangs);
+    tiering.close(WATCHDOG);
+}
+
+// A stop took as long as clients waited for a backend that hangs.
+#[test]
+fn who_waits_for_storage_is_answered_before_all_is_closed() {
+    let (l1, manual) = (l1(), ManualAdapter::new().unwrap());
+    let backends = vec![backend(manual.clone(), r#"{"type":"manual"}"#)];
+    let tiering = start(&l1, backends, config());
+    let ask = || {
+        tiering.prefetch(PrefetchRequest {
+            rows: vec![Row {
+                keys: vec![key(1)],
+                window: None,
+                expected_len: None,
+            }],
+            policy: FetchPolicy::Prefix,
+            timeout: WATCHDOG,
+        })
+    };
+    let prefetch = ask();
+    let hangs = manual.next_lookup();
+    tiering.end_prefetches();
+    assert!(prefetch.is_done());
+    assert!(ask().is_done(), "also who comes later");
+    drop((prefetch, hangs));
+    // What is committed meanwhile is stored.
+    commit(&l1, &tiering, [2]);
+    manual.next_store().succeed();
+    until("it is stored", || unstored(&l1, [2]) == 0);
     tiering.close(WATCHDOG);
 }

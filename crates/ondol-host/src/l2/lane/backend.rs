@@ -114,6 +114,13 @@ impl Backend {
         match lane {
             Ok(lane) => Ok((shared, [lane.thread().id(), watchdog.thread().id()])),
             Err(error) => {
+                // A lane that came to answer at the very last is to end as well.
+                let now = Instant::now();
+                shared.ledger.lock().stage = Stage::Closing {
+                    patience: now,
+                    by: now,
+                };
+                shared.control.notify();
                 abandon(&shared);
                 Err(error)
             }
@@ -329,7 +336,8 @@ impl Backend {
 
     /// Ends the adapter within `deadline`: takes no more work, refuses what waits, lets what is under way finish for half of that
     /// time, and closes the adapter with the rest of it. Everybody is answered when this returns. Tasks that have not ended are reported
-    /// as abandoned; what they may touch stays captive.
+    /// as abandoned; what they may touch stays captive. Not to be called by a task's `done`: it would wait for the thread that it runs
+    /// on, until the deadline.
     pub fn close(&self, deadline: Duration) -> CloseReport {
         close(&self.shared, &self.helpers, self.guest.as_ref(), deadline)
     }
