@@ -231,7 +231,8 @@ impl Tiering {
         stats
     }
 
-    /// Why a backend that is required is left out for now, without asking it: it does not answer in time, or fails to store.
+    /// Why a backend that is required is left out for now, without asking it: it does not answer in time, fails to store, or
+    /// keeps what it was given.
     pub fn degraded(&self) -> Option<String> {
         self.attached.active().iter().find_map(|attached| {
             let backend = &attached.backend;
@@ -243,10 +244,20 @@ impl Tiering {
     }
 
     fn complaint(&self, attached: &Attached) -> Option<String> {
-        attached.reads.complaint().or_else(|| {
-            let is_open = self.store.is_breaker_open(attached.id);
-            is_open.then(|| "its stores failed too often in a row; they wait".to_owned())
-        })
+        let lane = attached.backend.health_of_lane();
+        let is_open = self.store.is_breaker_open(attached.id);
+        let complaints = [
+            attached.reads.complaint(),
+            is_open.then(|| "its stores failed too often in a row; they wait".to_owned()),
+            (lane.captive_bytes > 0).then(|| {
+                format!(
+                    "{} tasks of it do not end; {} bytes stay captive",
+                    lane.captive_tasks, lane.captive_bytes
+                )
+            }),
+        ];
+        let complaints: Vec<_> = complaints.into_iter().flatten().collect();
+        (!complaints.is_empty()).then(|| complaints.join("; "))
     }
 
     /// Answers everybody who waits for a prefetch with what it has, and begins no more of them. The rest goes on until it is closed.

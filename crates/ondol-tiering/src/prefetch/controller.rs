@@ -497,6 +497,13 @@ impl Controller {
                 }
                 return true;
             }
+            let stuck = stuck(request, &todo, share);
+            if !stuck.is_empty() {
+                for backend in stuck {
+                    request.leave_out(backend);
+                }
+                continue;
+            }
             let planned = todo.len();
             let part = next_part(request, todo, share, full);
             if part.is_empty() {
@@ -826,27 +833,51 @@ struct Group {
     objects: Vec<(BatchCell, Option<Page>)>,
 }
 
+/// The backends that have not let go of so much in time that what is to be loaded from them next finds no room in their share. Nobody
+/// knows whether it ever will, so it is not waited for.
+fn stuck(request: &Request, todo: &[Todo], share: u64) -> Vec<u64> {
+    let mut seen = Vec::with_capacity(1);
+    let mut stuck = Vec::new();
+    for next in todo {
+        if seen.contains(&next.answer) {
+            continue;
+        }
+        seen.push(next.answer);
+        if let Some(attached) = request.backend(next.answer) {
+            let captive = attached.backend.captive_load_bytes();
+            if captive > 0 && captive.saturating_add(next.room.bytes()) > share {
+                stuck.push(attached.id);
+            }
+        }
+    }
+    stuck
+}
+
 /// What of a request can be loaded now: from each backend that is not full as much as its share allows. Notes for which ones the
 /// request waits if that is nothing.
 fn next_part(request: &mut Request, todo: Vec<Todo>, share: u64, full: &mut Vec<u64>) -> Vec<Todo> {
-    // How much is wanted by each answer, and later how much is taken.
-    let mut wanted: Vec<(usize, u64)> = Vec::with_capacity(1);
+    // How much is wanted by each answer, and later how much is taken; and how much may be, beside what is captive.
+    let mut wanted: Vec<(usize, u64, u64)> = Vec::with_capacity(1);
     for next in &todo {
         let bytes = next.room.bytes();
-        match wanted.iter_mut().find(|(answer, _)| *answer == next.answer) {
-            Some((_, sum)) => *sum = sum.saturating_add(bytes),
-            None => wanted.push((next.answer, bytes)),
+        match wanted
+            .iter_mut()
+            .find(|(answer, ..)| *answer == next.answer)
+        {
+            Some((_, sum, _)) => *sum = sum.saturating_add(bytes),
+            None => wanted.push((next.answer, bytes, share)),
         }
     }
     let mut waits_for = Vec::new();
     let mut all = true;
-    wanted.retain_mut(|(answer, bytes)| {
+    wanted.retain_mut(|(answer, bytes, room)| {
         let Some(attached) = request.backend(*answer) else {
             return false;
         };
+        *room = share.saturating_sub(attached.backend.captive_load_bytes());
         let in_flight = attached.loading_bytes.load(Ordering::Relaxed);
         // What is larger than the share waits until it is alone, and goes in parts.
-        let exceeds = in_flight > 0 && in_flight.saturating_add(*bytes) > share;
+        let exceeds = in_flight > 0 && in_flight.saturating_add(*bytes) > *room;
         let is_full = full.contains(&attached.id);
         if exceeds && !is_full {
             full.push(attached.id);
@@ -854,7 +885,7 @@ fn next_part(request: &mut Request, todo: Vec<Todo>, share: u64, full: &mut Vec<
         if exceeds || is_full {
             waits_for.push(attached.id);
         }
-        all &= *bytes <= share;
+        all &= *bytes <= *room;
         *bytes = 0;
         !(exceeds || is_full)
     });
@@ -863,12 +894,15 @@ fn next_part(request: &mut Request, todo: Vec<Todo>, share: u64, full: &mut Vec<
     }
     let mut part = Vec::with_capacity(todo.len());
     for next in todo {
-        let Some((_, bytes)) = wanted.iter_mut().find(|(answer, _)| *answer == next.answer) else {
+        let Some((_, bytes, room)) = wanted
+            .iter_mut()
+            .find(|(answer, ..)| *answer == next.answer)
+        else {
             continue;
         };
         let is_first = *bytes == 0;
         *bytes = bytes.saturating_add(next.room.bytes());
-        if is_first || *bytes <= share {
+        if is_first || *bytes <= *room {
             part.push(next);
         }
     }

@@ -154,8 +154,10 @@ impl StoreThread {
         if !permitted || (bytes == 0 && !idle) {
             return For::default();
         }
+        // Who tries a backend that does not let go of what it has risks one object.
+        let is_try = self.breaker.is_open() && !self.captive.is_empty();
         For {
-            objects: BATCH_KEYS,
+            objects: if is_try { 1 } else { BATCH_KEYS },
             bytes: bytes.min(BATCH_BYTES),
             any_length: idle,
             walk: false,

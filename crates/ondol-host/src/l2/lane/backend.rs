@@ -309,6 +309,11 @@ impl Backend {
         }
     }
 
+    /// Bytes that loads may still fill for which nobody waits any more.
+    pub fn captive_load_bytes(&self) -> u64 {
+        self.shared.ledger.lock().captive_loads()
+    }
+
     /// What went wrong since the lane started.
     pub fn counts(&self) -> LaneCounts {
         self.shared.ledger.lock().counts
