@@ -257,3 +257,29 @@ fn what_a_backend_does_not_let_go_of_counts_as_in_flight() {
     assert_eq!(present(&finish(prefetch)), "1");
     rig.assert_all_is_given_back();
 }
+
+// M17: requests that had been found something for before went on to be loaded, one after the other.
+#[test]
+fn who_has_waited_gets_nothing_from_a_backend_that_keeps_its_share() {
+    let len = Rig::new(1).stored(&key(0)).len() as u64;
+    let config = TieringConfig {
+        read_breaker_timeouts: u32::MAX,
+        load_in_flight_bytes: len,
+        ..impatient(FOR_EVER)
+    };
+    let rig = Rig::with(1, 16 << 20, config, &json!([]));
+    let asked: Vec<_> = (0..3)
+        .map(|number| {
+            let prefetch = rig.ask(&keys(number..number + 1));
+            find_in_all(&rig, number..number + 1);
+            prefetch
+        })
+        .collect();
+    let hangs = rig.manual().next_load();
+    for prefetch in asked {
+        assert_eq!(present(&finish(prefetch)), "0");
+    }
+    assert_eq!(rig.manual().waiting(), (0, 0, 0), "nothing more is loaded");
+    drop(hangs);
+    rig.assert_all_is_given_back();
+}
