@@ -80,9 +80,11 @@ pub struct Listing {
     pub expected: Vec<String>,
     /// The registered handler plugins.
     pub plugins: Vec<Row>,
-    /// The registered storage adapters.
+    /// The registered storage adapters; a binary of handler plugins alone may leave them out.
+    #[serde(default)]
     pub adapters: Vec<Adapter>,
-    /// The registered native connectors.
+    /// The registered native connectors; likewise.
+    #[serde(default)]
     pub connectors: Vec<Connector>,
 }
 
