@@ -161,7 +161,9 @@ impl Directory {
             state.make_room(&self.shards, &self.counters, stride, wanted)?;
         }
         let Some(grant) = state.pool.find_free(stride) else {
-            return Ok(None);
+            // What was evicted could not be freed, as the journal refused that.
+            let full = || Obstacle::Refused(DirectoryError::Full(state.breakdown(stride)));
+            return if first { Err(full()) } else { Ok(None) };
         };
         state.change(&Change::Grant {
             grant,

@@ -192,7 +192,8 @@ impl Directory {
                     waits += 1;
                     let flushed = self.flush(state);
                     state = self.state.lock();
-                    if flushed.is_err() {
+                    if let Err(error) = flushed {
+                        obstacle = Err(error.into());
                         break;
                     }
                 }
@@ -214,7 +215,9 @@ impl Directory {
         failpoint!("grant.flushed");
         match obstacle {
             Err(error) if grants.is_empty() => {
-                self.counters.full.increment();
+                if matches!(error, DirectoryError::Full(_)) {
+                    self.counters.full.increment();
+                }
                 Err(error)
             }
             _ => Ok(grants),

@@ -315,10 +315,16 @@ impl World {
         self.directory.detach(TIER).unwrap();
         let stats = self.directory.stats();
         assert_eq!(stats.retired, 0);
-        // Every commit that was told was one; nothing that was admitted is among them.
+        // Every commit is told and nothing that was admitted, save a commit that was not visible yet when the same object came
+        // from storage: it is there, so nobody need hear of it.
         let admitted = stats.counters["ondol_admitted_objects_total"];
-        let commits = stats.counters["ondol_commits_total"];
-        assert_eq!(self.ears.heard.lock().len() as u64, commits - admitted);
+        let committed = stats.counters["ondol_commits_total"] - admitted;
+        let met = stats.counters["ondol_duplicate_commits_total"];
+        let told = self.ears.heard.lock().len() as u64;
+        assert!(
+            told <= committed && committed <= told + met,
+            "{told} told of {committed} committed, {met} met"
+        );
     }
 }
 
