@@ -75,6 +75,16 @@ pub trait ControlPlane: Send + Sync + fmt::Debug {
         })
     }
 
+    /// The engine's index and this client's slot table, for a client on the engine's host, which then finds and leases
+    /// objects by itself. Asked again whenever the index is retired. `None` if there is none for this client: it asks
+    /// for everything.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    fn index(&self) -> Result<Option<IndexFiles>, ControlError> {
+        Ok(None)
+    }
+
     /// Where objects lie, without a lease: a hint that may be stale when it arrives.
     ///
     /// # Errors
@@ -154,6 +164,15 @@ pub struct ClientInfo {
     /// it the last one that it knows, with its lease table: it is the same client there, under that server's
     /// incarnation, or the answer is [`ControlError::UnknownClient`].
     pub incarnation: u64,
+}
+
+/// What a client on the engine's host reads and writes for itself.
+#[derive(Debug)]
+pub struct IndexFiles {
+    /// The index, to be mapped by `ondol_shm::IndexReader`.
+    pub index: OwnedFd,
+    /// The client's slot table, to be mapped by `ondol_shm::SlotTable`: the same file for as long as it is this client.
+    pub slots: OwnedFd,
 }
 
 /// How a backing is to be mapped.

@@ -15,7 +15,7 @@ pub mod wire;
 
 pub use control::{
     Access, Breakdown, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
-    DeleteOutcome, GrantRequest, Hit, Listing, Pin, PinOutcome, Prefetch, Prefetched,
+    DeleteOutcome, GrantRequest, Hit, IndexFiles, Listing, Pin, PinOutcome, Prefetch, Prefetched,
     RefusedCommit, RegionInfo, Retrieve, Retrieved,
 };
 pub use object::ObjectInfo;

@@ -19,6 +19,8 @@ mod sync;
 #[cfg(not(loom))]
 mod fds;
 #[cfg(not(loom))]
+mod index;
+#[cfg(not(loom))]
 mod lease_book;
 #[cfg(not(loom))]
 mod lease_table;
@@ -31,6 +33,8 @@ mod process;
 #[cfg(not(loom))]
 mod region;
 #[cfg(not(loom))]
+mod slot_table;
+#[cfg(not(loom))]
 mod write_back;
 
 #[cfg(not(loom))]
@@ -39,6 +43,8 @@ pub use fork::ForkGuard;
 pub use handle::{HandleSecret, RegionHandle, TOKEN_BYTES};
 pub use holds::HoldCount;
 pub use ids::{BackingId, ClientId, Generation, Grant, Location, PageId, StaleReason};
+#[cfg(not(loom))]
+pub use index::{IndexError, IndexFull, IndexReader, IndexWriter, IndexedObject, Looked, RecordId};
 pub use lease::LeaseRef;
 #[cfg(not(loom))]
 pub use lease_book::{BookedLease, LeaseBook, LeaseBookError};
@@ -56,5 +62,7 @@ pub use peer::{PeerCredentials, peer_groups};
 pub use process::{Liveness, Process, ProcessIdentity, boot_id, process_start_time};
 #[cfg(not(loom))]
 pub use region::{LeasedBytes, PageBytes, ReadRegion, RegionError, WriteRegion};
+#[cfg(not(loom))]
+pub use slot_table::{HeldPage, LEASE_SLOTS_SHARED, SlotLease, SlotTable, SlotTableView};
 #[cfg(not(loom))]
 pub use write_back::write_back;
