@@ -672,6 +672,7 @@ impl Directory {
                 granted_pages,
                 granted_bytes,
                 leases: client.ledger.lock().leases.len() as u64,
+                oldest_lease_ms: None,
                 pins: client.book.lock().pin_count(),
                 objects: usage.objects,
                 object_bytes: usage.bytes,

@@ -75,8 +75,10 @@ pub struct ClientStats {
     pub granted_pages: u64,
     /// Their bytes.
     pub granted_bytes: u64,
-    /// Leases it holds.
+    /// Leases it holds, those that it took by itself included.
     pub leases: u64,
+    /// How long it has held the oldest of them, in milliseconds.
+    pub oldest_lease_ms: Option<u64>,
     /// Pins it holds.
     pub pins: u64,
     /// Objects that it stored and that are still there.

@@ -162,6 +162,7 @@ fn request() -> impl Strategy<Value = Request> {
         Just(Request::Stats),
         Just(Request::Ping),
         Just(Request::Leave),
+        Just(Request::Index),
     ]
 }
 
@@ -267,6 +268,8 @@ fn answer() -> impl Strategy<Value = Answer> {
         stats,
         Just(Answer::Ping),
         Just(Answer::Leave),
+        Just(Answer::Index),
+        Just(Answer::NoIndex),
     ]
 }
 

@@ -90,7 +90,7 @@ fn descriptors_travel_with_their_answers() {
         access,
     });
     assert_eq!(answer, Ok(Answer::OpenBacking));
-    assert_shared(&server.engine, fds.pop().unwrap());
+    assert_shared(&server.engine.pool, fds.pop().unwrap());
 
     let mut forged = handle;
     forged.token[0] ^= 1;
@@ -100,6 +100,19 @@ fn descriptors_travel_with_their_answers() {
     });
     assert_eq!(refusal(answer), "no such handle");
     assert!(fds.is_empty());
+
+    let (answer, fds) = raw.ask(RequestRef::Index);
+    assert_eq!(answer, Ok(Answer::NoIndex));
+    assert!(fds.is_empty());
+    let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+    let ours = files.each_ref().map(|file| file.try_clone().unwrap());
+    server.engine.change(|state| state.index = Some(files));
+    let (answer, fds) = raw.ask(RequestRef::Index);
+    assert_eq!(answer, Ok(Answer::Index));
+    assert_eq!(fds.len(), 2);
+    for (ours, received) in ours.iter().zip(fds) {
+        assert_shared(ours, received);
+    }
 }
 
 #[test]

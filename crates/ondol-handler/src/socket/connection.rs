@@ -29,8 +29,8 @@ pub(super) struct Connection {
     pub(super) incarnation: u64,
 }
 
-/// An answer and the descriptor that came with it.
-pub(super) type Answered = (Answer, Option<OwnedFd>);
+/// An answer and the descriptors that came with it, as many as it says.
+pub(super) type Answered = (Answer, Vec<OwnedFd>);
 
 /// The connection is of no use any more.
 #[derive(Debug)]
@@ -183,7 +183,7 @@ impl Connection {
             );
             return Err(foreign(path, &text));
         }
-        Ok(answer.map(|answer| (answer, fds.pop())))
+        Ok(answer.map(|answer| (answer, fds)))
     }
 
     fn broken(&self, path: &Path, error: &io::Error, sent: bool) -> Broken {

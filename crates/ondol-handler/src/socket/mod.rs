@@ -12,8 +12,8 @@ use ondol_plugin::Key;
 use ondol_protocol::wire::{Answer, Hello, RequestRef};
 use ondol_protocol::{
     Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
-    EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, Prefetch, Prefetched,
-    RegionInfo, Retrieve, Retrieved, StaleReason,
+    EngineStats, Grant, GrantRequest, Hit, IndexFiles, Listing, Pin, PinOutcome, Prefetch,
+    Prefetched, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_shm::{ForkGuard, RegionHandle, process_start_time};
 use parking_lot::Mutex;
@@ -319,7 +319,8 @@ fn greet(
         }
     };
     ondol_catalog::failpoint!("client.hello.answered");
-    match answered {
+    let (answer, fds) = answered;
+    match (answer, fds.into_iter().next()) {
         (Answer::Hello(info), Some(lease_table)) => {
             connection.incarnation = info.incarnation;
             Ok(Greeted {
@@ -383,7 +384,8 @@ impl ControlPlane for SocketPlane {
             handle: region,
             access,
         };
-        match self.call(request)? {
+        let (answer, fds) = self.call(request)?;
+        match (answer, fds.into_iter().next()) {
             (Answer::OpenBacking, Some(file)) => Ok(file),
             (answer, _) => Err(self.unexpected(&answer)),
         }
@@ -443,6 +445,15 @@ impl ControlPlane for SocketPlane {
     /// Half of the time that an answer may take.
     fn longest_wait(&self) -> Duration {
         self.options.timeout / 2
+    }
+
+    fn index(&self) -> Result<Option<IndexFiles>, ControlError> {
+        let (answer, fds) = self.call(RequestRef::Index)?;
+        match (answer, <[OwnedFd; 2]>::try_from(fds)) {
+            (Answer::Index, Ok([index, slots])) => Ok(Some(IndexFiles { index, slots })),
+            (Answer::NoIndex, _) => Ok(None),
+            (answer, _) => Err(self.unexpected(&answer)),
+        }
     }
 
     fn locate(&self, keys: &[Key]) -> Result<Vec<Option<Hit>>, ControlError> {

@@ -48,6 +48,10 @@ pub enum Answer {
     Leave,
     /// What is in memory.
     Prefetch(Prefetched),
+    /// The descriptors of the index and of the client's slot table travel along, in this order.
+    Index,
+    /// There is no index for this client.
+    NoIndex,
 }
 
 impl Answer {
@@ -70,6 +74,7 @@ impl Answer {
             Self::Ping => Op::Ping,
             Self::Leave => Op::Leave,
             Self::Prefetch(_) => Op::Prefetch,
+            Self::Index | Self::NoIndex => Op::Index,
         }
     }
 
@@ -77,6 +82,7 @@ impl Answer {
     pub fn descriptors(&self) -> usize {
         match self {
             Self::Hello(_) | Self::OpenBacking => 1,
+            Self::Index => 2,
             _ => 0,
         }
     }
@@ -98,6 +104,8 @@ impl Answer {
                 put_u32(*mismatches, out);
                 put_all(hits, out);
             }
+            Self::Index => out.push(true.into()),
+            Self::NoIndex => out.push(false.into()),
             Self::Locate(hits) => put_all(hits, out),
             Self::Pin(outcomes) | Self::Unpin(outcomes) => put_all(outcomes, out),
             Self::Delete(outcomes) => put_all(outcomes, out),
@@ -171,6 +179,10 @@ impl Answer {
                 pending: reader.bool("mark of objects on their way")?,
                 found: get_all(reader, "marks of objects")?,
             }),
+            Op::Index => match reader.bool("mark of an index")? {
+                true => Self::Index,
+                false => Self::NoIndex,
+            },
         })
     }
 }

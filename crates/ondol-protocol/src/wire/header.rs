@@ -4,7 +4,7 @@ use super::DecodeError;
 pub const HEADER_BYTES: usize = 16;
 
 /// The version of the protocol that this crate speaks.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// What stands before every payload. Its layout is the same in every version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,11 +69,13 @@ pub enum Op {
     Leave = 0x0f,
     /// [`prefetch`](crate::ControlPlane::prefetch).
     Prefetch = 0x10,
+    /// [`index`](crate::ControlPlane::index).
+    Index = 0x11,
 }
 
 impl Op {
     /// Every operation, in the order of their numbers.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Hello,
         Self::Regions,
         Self::OpenBacking,
@@ -90,6 +92,7 @@ impl Op {
         Self::Ping,
         Self::Leave,
         Self::Prefetch,
+        Self::Index,
     ];
 
     /// The operation with this number.
@@ -160,7 +163,7 @@ mod tests {
         for op in Op::ALL {
             assert_eq!(Op::from_u8(op as u8), Ok(op));
         }
-        for op in [0, 0x11, 0xff] {
+        for op in [0, 0x12, 0xff] {
             assert_eq!(Op::from_u8(op), Err(DecodeError::UnknownOp { found: op }));
         }
     }

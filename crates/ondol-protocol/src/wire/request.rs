@@ -74,6 +74,8 @@ pub enum Request {
     Leave,
     /// Objects to bring to memory.
     Prefetch(Prefetch),
+    /// Descriptors of the index and of the client's slot table.
+    Index,
 }
 
 /// A request as it is sent, borrowed from its caller.
@@ -107,6 +109,7 @@ pub enum RequestRef<'a> {
     Ping,
     Leave,
     Prefetch(&'a Prefetch),
+    Index,
 }
 
 impl RequestRef<'_> {
@@ -129,6 +132,7 @@ impl RequestRef<'_> {
             Self::Ping => Op::Ping,
             Self::Leave => Op::Leave,
             Self::Prefetch(_) => Op::Prefetch,
+            Self::Index => Op::Index,
         }
     }
 
@@ -188,7 +192,7 @@ impl RequestRef<'_> {
                 put_u64(request.expected_len, out);
                 put_all(&request.keys, out);
             }
-            Self::Stats | Self::Ping | Self::Leave => {}
+            Self::Stats | Self::Ping | Self::Leave | Self::Index => {}
         }
     }
 }
@@ -257,6 +261,7 @@ impl Request {
             Self::Ping => RequestRef::Ping,
             Self::Leave => RequestRef::Leave,
             Self::Prefetch(request) => RequestRef::Prefetch(request),
+            Self::Index => RequestRef::Index,
         }
     }
 
@@ -314,6 +319,7 @@ impl Request {
             Op::Ping => Self::Ping,
             Op::Leave => Self::Leave,
             Op::Prefetch => Self::Prefetch(get_prefetch(reader)?),
+            Op::Index => Self::Index,
         })
     }
 }

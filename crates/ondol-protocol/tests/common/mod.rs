@@ -75,7 +75,9 @@ pub(crate) fn examples() -> Vec<(String, Message)> {
         let message = Message::Answer(Op::Grant, Err(error));
         (format!("error-{name}.answer"), message)
     });
-    requests.chain(answers).chain(errors).collect()
+    let none = Message::Answer(Op::Index, Ok(Answer::NoIndex));
+    let none = [("11-index-none.answer".to_owned(), none)];
+    requests.chain(answers).chain(none).chain(errors).collect()
 }
 
 fn name(op: Op, direction: &str) -> String {
@@ -217,6 +219,7 @@ fn requests() -> Vec<Request> {
             expected_len: 65_536,
             wait_ms: 2500,
         }),
+        Request::Index,
     ]
 }
 
@@ -315,6 +318,8 @@ fn answers() -> Vec<Answer> {
             clients: vec![ClientStats {
                 id: 5,
                 pid: 4711,
+                leases: 3,
+                oldest_lease_ms: Some(1500),
                 ..ClientStats::default()
             }],
             objects: 5,
@@ -330,6 +335,7 @@ fn answers() -> Vec<Answer> {
             found: vec![true, false, true],
             pending: true,
         }),
+        Answer::Index,
     ]
 }
 

@@ -255,15 +255,15 @@ impl Connection<'_> {
         if leaves && result.is_ok() && client.leave() {
             self.shared.counters.left.increment();
         }
-        let (answer, file): (_, Option<OwnedFd>) = match result {
-            Ok((answer, file)) => (Ok(answer), file),
-            Err(error) => (Err(error), None),
+        let (answer, files) = match result {
+            Ok((answer, files)) => (Ok(answer), files),
+            Err(error) => (Err(error), Vec::new()),
         };
-        let fds = file.as_ref().map(AsFd::as_fd);
+        let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         failpoint!("answer.before_send");
         // Counted first, so that a client which has its answer is in the count.
         self.shared.counters.requests.increment();
-        self.send(&header, answer.as_ref(), fds.as_slice())
+        self.send(&header, answer.as_ref(), &fds)
     }
 
     /// Whether the client has closed the connection, so that no answer can reach it.

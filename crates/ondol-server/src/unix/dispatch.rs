@@ -1,17 +1,17 @@
 use std::os::fd::OwnedFd;
 
 use ondol_protocol::wire::{Answer, MAX_BATCH, Request};
-use ondol_protocol::{ControlError, ControlPlane, GrantRequest};
+use ondol_protocol::{ControlError, ControlPlane, GrantRequest, IndexFiles};
 
 /// The most objects that are asked of the engine for one listing: about as many as a frame holds with the longest
 /// keys.
 const LIST_LIMIT: u32 = 16_384;
 
-/// Carries out a request; a descriptor that comes out travels with the answer.
+/// Carries out a request; descriptors that come out travel with the answer, in this order.
 pub(super) fn carry_out(
     session: &dyn ControlPlane,
     request: Request,
-) -> Result<(Answer, Option<OwnedFd>), ControlError> {
+) -> Result<(Answer, Vec<OwnedFd>), ControlError> {
     let answer = match request {
         Request::Hello(_) => {
             return Err(ControlError::Protocol(
@@ -29,7 +29,7 @@ pub(super) fn carry_out(
         }
         Request::OpenBacking { handle, access } => {
             let file = session.open_backing(&handle, access)?;
-            return Ok((Answer::OpenBacking, Some(file)));
+            return Ok((Answer::OpenBacking, vec![file]));
         }
         Request::Grant(request) => Answer::Grant(session.grant(GrantRequest {
             count: request.count.min(MAX_BATCH as u32),
@@ -55,6 +55,10 @@ pub(super) fn carry_out(
             session.leave()?;
             Answer::Leave
         }
+        Request::Index => match session.index()? {
+            Some(IndexFiles { index, slots }) => return Ok((Answer::Index, vec![index, slots])),
+            None => Answer::NoIndex,
+        },
     };
-    Ok((answer, None))
+    Ok((answer, Vec::new()))
 }

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use ondol_protocol::{
     Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
-    DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, Listing, ObjectInfo, Pin, PinOutcome,
-    RegionInfo, Retrieve, Retrieved, StaleReason,
+    DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, IndexFiles, Listing, ObjectInfo, Pin,
+    PinOutcome, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_server::{Adopted, DoorConfig, House, Reclaimed, StateDir, Tenant, UnixDoor};
 use ondol_shm::{
@@ -38,7 +38,7 @@ pub(crate) const PAGES: u32 = 8;
 pub(crate) struct FakeEngine {
     incarnation: u64,
     secret: HandleSecret,
-    pool: File,
+    pub(crate) pool: File,
     state: Mutex<State>,
     changed: Condvar,
     next_client: AtomicU64,
@@ -63,6 +63,8 @@ pub(crate) struct State {
     pub(crate) stats_wait: bool,
     /// How many calls wait in `stats`.
     pub(crate) waiting: usize,
+    /// What `index` answers: the index, and the slot table of whoever asks.
+    pub(crate) index: Option<[File; 2]>,
 }
 
 #[derive(Debug)]
@@ -312,6 +314,15 @@ impl ControlPlane for FakeSession {
         })
     }
 
+    fn index(&self) -> Result<Option<IndexFiles>, ControlError> {
+        let state = self.enter()?;
+        let open = |[index, slots]: &[File; 2]| IndexFiles {
+            index: index.try_clone().unwrap().into(),
+            slots: slots.try_clone().unwrap().into(),
+        };
+        Ok(state.index.as_ref().map(open))
+    }
+
     fn locate(&self, keys: &[Key]) -> Result<Vec<Option<Hit>>, ControlError> {
         let state = self.enter()?;
         Ok(keys
@@ -535,8 +546,8 @@ impl Drop for Helper {
 }
 
 /// Proof that two descriptors are the same file: what is written to one is read from the other.
-pub(crate) fn assert_shared(pool: &FakeEngine, received: OwnedFd) {
-    let mut ours = pool.pool.try_clone().unwrap();
+pub(crate) fn assert_shared(ours: &File, received: OwnedFd) {
+    let mut ours = ours.try_clone().unwrap();
     ours.rewind().unwrap();
     ours.write_all(b"through the door").unwrap();
     let mut theirs = File::from(received);
