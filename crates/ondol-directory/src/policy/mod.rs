@@ -13,6 +13,7 @@ mod isolated_lru;
 mod lists;
 mod lru;
 mod s3_fifo;
+mod sieve;
 #[cfg(test)]
 mod tests;
 

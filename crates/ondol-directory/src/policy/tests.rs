@@ -7,7 +7,7 @@ use ondol_catalog::{Admitted, EntryId, EvictionPolicy, PolicyContext, policy};
 use ondol_plugin::{Key, KeyTag};
 use proptest::prelude::*;
 
-const ALL: [&str; 4] = ["arc", "isolated-lru", "lru", "s3-fifo"];
+const ALL: [&str; 5] = ["arc", "isolated-lru", "lru", "s3-fifo", "sieve"];
 
 pub(super) fn admitted(id: EntryId, fingerprint: u64, bytes: u64) -> Admitted<'static> {
     Admitted {
@@ -263,7 +263,7 @@ fn a_loop_that_is_too_large_does_not_push_out_what_is_hot() {
     for seed in 0..8 {
         let trace = loop_with_hot_set(seed);
         let lru = hits("lru", 160, &trace);
-        for name in ["arc", "s3-fifo"] {
+        for name in ["arc", "s3-fifo", "sieve"] {
             let found = hits(name, 160, &trace);
             assert!(
                 found * 10 > lru * 12,
@@ -277,7 +277,12 @@ fn a_loop_that_is_too_large_does_not_push_out_what_is_hot() {
 fn one_scan_does_not_push_out_what_is_hot() {
     let warm: Vec<u64> = (0..50).cycle().take(500).collect();
     let scan = 1000..3000;
-    for (name, survivors) in [("lru", 0..=0), ("arc", 30..=50), ("s3-fifo", 30..=50)] {
+    for (name, survivors) in [
+        ("lru", 0..=0),
+        ("arc", 30..=50),
+        ("s3-fifo", 30..=50),
+        ("sieve", 50..=50),
+    ] {
         let mut cache = Cache::new(name, 200);
         warm.iter().for_each(|key| cache.get(*key));
         scan.clone().for_each(|key| cache.get(key));
@@ -289,7 +294,7 @@ fn one_scan_does_not_push_out_what_is_hot() {
 /// What comes back after it was evicted has a new id; a policy that did not know it again would never learn.
 #[test]
 fn what_comes_back_is_worth_more_than_what_is_new() {
-    for (name, expected) in [("lru", 0), ("arc", 3), ("s3-fifo", 3)] {
+    for (name, expected) in [("lru", 0), ("arc", 3), ("s3-fifo", 3), ("sieve", 0)] {
         let mut cache = Cache::new(name, 100);
         (0..25).chain(0..25).for_each(|key| cache.get(key));
         (1000..1100).for_each(|key| cache.get(key));
