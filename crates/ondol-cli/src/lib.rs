@@ -29,6 +29,7 @@ mod output;
 mod plugins;
 mod replay;
 mod serve;
+pub mod workload;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

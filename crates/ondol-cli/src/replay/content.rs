@@ -9,6 +9,8 @@ use std::fmt;
 use ondol_handler::Key;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::workload::mix;
+
 /// Length of the header, and thereby of the shortest block.
 pub(super) const HEADER_BYTES: usize = 64;
 
@@ -105,13 +107,6 @@ impl fmt::Display for Damage {
             ),
         }
     }
-}
-
-/// The finalizer of SplitMix64, a bijection.
-pub(super) fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 /// Two words behind what identifies the block: the seed of its words, and a word that guards the seed.

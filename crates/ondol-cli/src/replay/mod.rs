@@ -15,7 +15,6 @@ mod progress;
 mod report;
 mod server;
 mod tally;
-mod trace;
 mod watch;
 mod worker;
 
@@ -31,8 +30,9 @@ use pool::{Done, Pool};
 use progress::Progress;
 use report::{Figures, L2Figures};
 use tally::Tally;
-use trace::Workload;
 use watch::{Restarts, Watch};
+
+use crate::workload::Workload;
 
 /// The option that makes a process an instance.
 const AS_INSTANCE: &str = "as-instance";
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let requests = usize::try_from(args.requests)?;
     let workload = match &args.trace {
         Some(path) => Workload::read(path, requests)?,
-        None => trace::generate(args.seed, requests),
+        None => Workload::generate(args.seed, requests),
     };
     let requests = workload.requests.len() as u64;
     let most_restarts = requests / (REQUESTS_BETWEEN_RESTARTS * u64::from(args.instances));

@@ -16,10 +16,11 @@ use ondol_handler::{
 use rustix::process::{Signal, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::content::{self, Block, Writer, mix};
+use super::content::{self, Block, Writer};
 use super::messages::{Said, Task};
 use super::patience::{Patience, Stopped};
 use super::tally::Tally;
+use crate::workload::mix;
 
 /// For how many requests a held block is held.
 const HOLD_FOR: u64 = 8;
