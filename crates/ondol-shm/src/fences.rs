@@ -9,6 +9,10 @@ pub(crate) trait Fences {
     fn acquire() {
         fence(Ordering::Acquire);
     }
+    /// Also keeps a store before it from passing a load after it.
+    fn full() {
+        fence(Ordering::SeqCst);
+    }
 }
 
 pub(crate) struct Real;

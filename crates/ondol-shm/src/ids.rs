@@ -19,6 +19,25 @@ pub struct PageId {
     pub index: u32,
 }
 
+impl PageId {
+    /// The page as a word of shared memory, which is never 0: the region in the upper half, in the lower one the page's
+    /// number and 1. `None` if one of them does not fit.
+    pub(crate) fn to_word(self) -> Option<u64> {
+        let region = u32::try_from(self.region.0).ok()?;
+        let number = self.index.checked_add(1)?;
+        Some((u64::from(region) << 32) | u64::from(number))
+    }
+
+    /// The page that a word stands for; `None` if for none.
+    pub(crate) fn from_word(word: u64) -> Option<Self> {
+        let index = (word as u32).checked_sub(1)?;
+        Some(Self {
+            region: RegionId(word >> 32),
+            index,
+        })
+    }
+}
+
 /// Where an object lies: the first `len` bytes of a page, in the generation in which it was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {

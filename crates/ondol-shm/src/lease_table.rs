@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use ondol_catalog::{FrozenField, FrozenLayout, LAYOUTS, linkme::distributed_slice};
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
-    fstatfs, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, memfd_create,
 };
 
 use crate::fences::Real;
 use crate::free_slots::FreeSlots;
 use crate::lease::{self, LeaseRef};
+use crate::sealed::cannot_shrink;
 use crate::sync::AtomicU64;
 use crate::{ForkGuard, LeaseBook, Location, ReadMapping, WriteMapping};
 
@@ -26,8 +26,6 @@ pub const LEASE_SLOTS: u32 = 65_536;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ONDOLLSE");
 const VERSION: u32 = 1;
-/// What a memory file of ordinary pages says of its file system. One of huge pages can kill who reads its holes.
-const TMPFS: u64 = 0x0102_1994;
 
 /// The head of a lease table; the words follow at once.
 #[repr(C)]
@@ -120,9 +118,7 @@ pub fn create_lease_table() -> io::Result<OwnedFd> {
 
 /// Whether the file is a table that can be mapped without danger, whoever made it.
 fn check(file: BorrowedFd<'_>) -> Result<(), LeaseTableError> {
-    let seals = fcntl_get_seals(file).unwrap_or(SealFlags::empty());
-    let is_tmpfs = fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS);
-    if !seals.contains(SealFlags::SHRINK) || !is_tmpfs {
+    if !cannot_shrink(file) {
         return Err(LeaseTableError::Unsealed);
     }
     let mut header = [0; 16];

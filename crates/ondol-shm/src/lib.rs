@@ -18,7 +18,6 @@ mod sync;
 
 #[cfg(not(loom))]
 mod fds;
-#[cfg(not(loom))]
 mod index;
 #[cfg(not(loom))]
 mod lease_book;
@@ -29,9 +28,13 @@ mod mapping;
 #[cfg(not(loom))]
 mod peer;
 #[cfg(not(loom))]
+mod prefetch;
+#[cfg(not(loom))]
 mod process;
 #[cfg(not(loom))]
 mod region;
+#[cfg(not(loom))]
+mod sealed;
 #[cfg(not(loom))]
 mod slot_table;
 #[cfg(not(loom))]

@@ -114,7 +114,10 @@ fn the_tables_of_the_contract_are_those_that_are_linked_in() {
         let rows = tables[table].as_array().unwrap().iter();
         rows.map(|row| row["name"].as_str().unwrap()).collect()
     };
-    assert_eq!(names("policies"), ["arc", "isolated-lru", "lru", "s3-fifo", "sieve"]);
+    assert_eq!(
+        names("policies"),
+        ["arc", "isolated-lru", "lru", "s3-fifo", "sieve"]
+    );
     assert!(names("metrics").is_sorted());
     for metric in ["ondol_commits_total", "ondol_door_requests_total"] {
         assert!(names("metrics").contains(&metric), "{metric}");
