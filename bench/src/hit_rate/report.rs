@@ -1,0 +1,162 @@
+//! Hit rates as a table and as JSON.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::{Order, Tally};
+
+/// The figures of a run.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) uses: Order,
+    pub(super) stores: Order,
+    pub(super) traces: Vec<TraceReport>,
+}
+
+/// The figures of a trace.
+#[derive(Debug, Serialize)]
+pub(super) struct TraceReport {
+    pub(super) name: String,
+    pub(super) requests: usize,
+    /// Blocks that differ.
+    pub(super) distinct: usize,
+    /// With room for all of them.
+    pub(super) unlimited: Rates,
+    pub(super) capacities: Vec<Capacity>,
+}
+
+/// The figures of a capacity.
+#[derive(Debug, Serialize)]
+pub(super) struct Capacity {
+    /// Of the distinct blocks.
+    percent: f64,
+    blocks: usize,
+    optimum: Rates,
+    policies: Vec<PolicyRates>,
+}
+
+/// Shares of the blocks that were asked for.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Rates {
+    asked: u64,
+    hit_rate: f64,
+    prefix_hit_rate: f64,
+}
+
+impl From<Tally> for Rates {
+    fn from(tally: Tally) -> Self {
+        let share = |hits: u64| hits as f64 / tally.blocks.max(1) as f64;
+        Self {
+            asked: tally.blocks,
+            hit_rate: share(tally.hits),
+            prefix_hit_rate: share(tally.prefix_hits),
+        }
+    }
+}
+
+/// The figures of a policy.
+#[derive(Debug, Serialize)]
+struct PolicyRates {
+    policy: String,
+    #[serde(flatten)]
+    rates: Rates,
+    /// Its part of the blocks that the optimum finds.
+    of_optimum: f64,
+    /// Its part of them that it finds as prefixes.
+    prefix_of_optimum: f64,
+}
+
+impl Capacity {
+    pub(super) fn new(
+        percent: f64,
+        blocks: usize,
+        policies: Vec<(String, Tally)>,
+        optimum: Tally,
+    ) -> Self {
+        let part = |hits: u64| hits as f64 / optimum.hits.max(1) as f64;
+        let policies = policies.into_iter().map(|(policy, tally)| PolicyRates {
+            policy,
+            rates: tally.into(),
+            of_optimum: part(tally.hits),
+            prefix_of_optimum: part(tally.prefix_hits),
+        });
+        Self {
+            percent,
+            blocks,
+            optimum: optimum.into(),
+            policies: policies.collect(),
+        }
+    }
+}
+
+impl Report {
+    /// A table for each trace: policies by capacities. A cell has the hit rate of blocks, that of prefixes, and the
+    /// latter as a part of the optimum.
+    pub(super) fn markdown(&self) -> String {
+        let mut text = String::new();
+        for trace in &self.traces {
+            let _ = write!(text, "{}", Table(trace));
+        }
+        text
+    }
+}
+
+struct Table<'a>(&'a TraceReport);
+
+impl std::fmt::Display for Table<'_> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self(trace) = self;
+        writeln!(
+            out,
+            "### {}\n{} requests, {} blocks, {} distinct; with room for all {} of the blocks hit, {} as prefixes.\n",
+            trace.name,
+            trace.requests,
+            trace.unlimited.asked,
+            trace.distinct,
+            percent(trace.unlimited.hit_rate),
+            percent(trace.unlimited.prefix_hit_rate),
+        )?;
+        write!(out, "| policy |")?;
+        for capacity in &trace.capacities {
+            write!(
+                out,
+                " {} % ({} blocks) |",
+                capacity.percent, capacity.blocks
+            )?;
+        }
+        writeln!(out, "\n|---|{}", "---|".repeat(trace.capacities.len()))?;
+        let rows = trace
+            .capacities
+            .first()
+            .map_or(0, |first| first.policies.len());
+        for row in 0..rows {
+            write!(out, "| `{}` |", trace.capacities[0].policies[row].policy)?;
+            for capacity in &trace.capacities {
+                let PolicyRates {
+                    rates,
+                    of_optimum,
+                    prefix_of_optimum,
+                    ..
+                } = &capacity.policies[row];
+                write!(
+                    out,
+                    " {} / {} ({of_optimum:.3} / {prefix_of_optimum:.3}) |",
+                    percent(rates.hit_rate),
+                    percent(rates.prefix_hit_rate)
+                )?;
+            }
+            writeln!(out)?;
+        }
+        write!(out, "| optimum |")?;
+        for Capacity { optimum, .. } in &trace.capacities {
+            let (hits, prefixes) = (optimum.hit_rate, optimum.prefix_hit_rate);
+            write!(out, " {} / {} |", percent(hits), percent(prefixes))?;
+        }
+        writeln!(out, "\n")
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
