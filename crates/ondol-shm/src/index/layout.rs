@@ -1,6 +1,7 @@
 //! The words of an index, and how many of them there are.
 
 use std::mem::offset_of;
+use std::sync::atomic::AtomicU32;
 
 use ondol_catalog::{FrozenField, FrozenLayout, LAYOUTS, linkme::distributed_slice};
 
@@ -25,7 +26,10 @@ pub(super) struct Header {
     pub(super) state: AtomicU64,
     /// How many visible objects the index does not hold.
     pub(super) unindexed: AtomicU64,
-    reserved_line: [AtomicU64; 6],
+    /// The thread of the server that keeps the index, as the kernel marks it.
+    pub(super) owner: AtomicU32,
+    reserved_word: AtomicU32,
+    reserved_line: [AtomicU64; 5],
 }
 
 /// Number of the header's words that a reader must know before it maps the index.
@@ -216,7 +220,9 @@ static HEADER_LAYOUT: FrozenLayout = FrozenLayout {
         field("reserved", offset_of!(Header, reserved), 16),
         field("state", offset_of!(Header, state), 8),
         field("unindexed", offset_of!(Header, unindexed), 8),
-        field("reserved_line", offset_of!(Header, reserved_line), 48),
+        field("owner", offset_of!(Header, owner), 4),
+        field("reserved_word", offset_of!(Header, reserved_word), 4),
+        field("reserved_line", offset_of!(Header, reserved_line), 40),
     ],
 };
 

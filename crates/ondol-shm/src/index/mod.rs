@@ -7,7 +7,6 @@
 mod cells;
 #[cfg(not(loom))]
 mod layout;
-#[allow(dead_code, reason = "until the index calls it")]
 #[cfg(not(loom))]
 mod owner;
 #[cfg(not(loom))]

@@ -4,7 +4,9 @@
 //! tells the kernel that the word is a *robust futex* which it holds (`set_robust_list(2)`): however that thread ends, the
 //! kernel marks the word. It does so before anybody can wait for the process.
 
+use std::cell::Cell;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -31,7 +33,7 @@ pub(super) struct OwnerMark {
 /// A futex that a thread holds, as the kernel's `struct robust_list`.
 #[repr(C)]
 struct Held {
-    next: *const Self,
+    next: Cell<*const Self>,
 }
 
 /// The futexes that a thread holds, as the kernel's `struct robust_list_head`.
@@ -90,7 +92,7 @@ impl Drop for OwnerMark {
         let (stop, thread) = (self.stop.take(), self.thread.take());
         // The thread is the parent's, which a forked child cannot wait for.
         if !self.home.is_home() {
-            std::mem::forget((stop, thread));
+            let _ = ManuallyDrop::new((stop, thread));
             return;
         }
         drop(stop);
@@ -102,25 +104,27 @@ impl Drop for OwnerMark {
 
 /// Calls `wait` while the word is this thread's.
 fn hold(word: &AtomicU32, wait: impl FnOnce()) {
-    let mut held = Held { next: ptr::null() };
+    let held = Held {
+        next: Cell::new(ptr::null()),
+    };
     let entry = &raw const held;
     let head = HeldHead {
-        first: Held { next: entry },
+        first: Held {
+            next: Cell::new(entry),
+        },
         word_offset: ptr::from_ref(word).addr().wrapping_sub(entry.addr()) as libc::c_long,
         pending: ptr::null(),
     };
     // The list is a ring.
-    held.next = &raw const head.first;
-    let before = robust_list();
+    held.next.set(&raw const head.first);
+    let before = robust_list().unwrap_or(ptr::null());
     // SAFETY: asks for the caller's own number.
     let own = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
     word.store(own, Ordering::Relaxed);
     // Without it a server that is killed is noticed later.
     let _ = set_robust_list(&raw const head);
     wait();
-    if let Some(before) = before {
-        let _ = set_robust_list(before);
-    }
+    let _ = set_robust_list(before);
     word.store(0, Ordering::Relaxed);
 }
 
@@ -135,8 +139,8 @@ fn robust_list() -> Option<*const HeldHead> {
 }
 
 fn set_robust_list(head: *const HeldHead) -> io::Result<()> {
-    // SAFETY: the list is the C library's own, or one that lives until it is replaced by that; the kernel looks at it when
-    // the thread ends.
+    // SAFETY: the list is the C library's own, or none, or one that lives until it is replaced by either; the kernel looks
+    // at it when the thread ends.
     match unsafe { libc::syscall(libc::SYS_set_robust_list, head, size_of::<HeldHead>()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

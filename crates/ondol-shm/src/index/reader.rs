@@ -10,6 +10,7 @@ use super::IndexedObject;
 use super::layout::{
     CURRENT, Geometry, HEADER_WORDS, MAGIC, MAX_PROBE, Segment, VERSION, record_cells,
 };
+use super::owner::is_kept;
 use super::query::Query;
 use super::record::{self, Sight, Snapshot};
 use crate::fences::{Fences, Real};
@@ -121,9 +122,10 @@ impl IndexReader {
         self.incarnation
     }
 
-    /// Whether the server keeps this index up to date; if not, there is another one.
+    /// Whether a living server keeps this index up to date; if not, there is or will be another one.
     pub fn is_current(&self) -> bool {
-        self.segment().header.state.load(Ordering::Relaxed) == CURRENT
+        let header = self.segment().header;
+        header.state.load(Ordering::Relaxed) == CURRENT && is_kept(&header.owner)
     }
 
     /// Looks objects up without holding them: `answer` is called once for each key, in order.

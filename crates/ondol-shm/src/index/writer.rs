@@ -11,6 +11,7 @@ use super::cells::FreeCells;
 use super::layout::{
     CURRENT, Geometry, MAGIC, MAX_PROBE, RETIRED, Segment, VERSION, flag, record_cells, word,
 };
+use super::owner::OwnerMark;
 use super::query::{Query, home, slot_word, tag};
 use super::{record, version};
 use crate::WriteMapping;
@@ -29,6 +30,8 @@ pub struct IndexFull;
 /// The one writer of an index.
 pub struct IndexWriter {
     file: OwnedFd,
+    /// Before the mapping, which is to be there until the mark has gone.
+    _owner: OwnerMark,
     mapped: Mapped,
     seed: u64,
     incarnation: u64,
@@ -98,8 +101,11 @@ impl IndexWriter {
         ] {
             word.store(value, Ordering::Relaxed);
         }
+        // SAFETY: the mapping is dropped after the mark; segments are the only other way to the word.
+        let owner = unsafe { OwnerMark::start(&header.owner) }?;
         Ok(Self {
             file,
+            _owner: owner,
             mapped,
             seed,
             incarnation,
