@@ -31,4 +31,18 @@ pub(crate) mod mutants {
     impl Fences for NoAcquire {
         fn acquire() {}
     }
+
+    pub(crate) struct NoFull;
+    impl Fences for NoFull {
+        fn full() {}
+    }
+
+    /// A fence that orders everything but a store before a load.
+    pub(crate) struct WeakFull;
+    impl Fences for WeakFull {
+        fn full() {
+            use crate::sync::{Ordering, fence};
+            fence(Ordering::AcqRel);
+        }
+    }
 }

@@ -184,7 +184,7 @@ impl LeaseSlots {
 
     /// Number of leases in use.
     pub fn in_use(&self) -> usize {
-        LEASE_SLOTS as usize - self.free.len()
+        self.free.taken()
     }
 
     fn word(&self, slot: u32) -> &AtomicU64 {
@@ -678,6 +678,7 @@ mod tests {
         ledger.take_table(table.as_fd()).unwrap();
         assert_eq!(swept(&mut ledger), ["b"]);
         drop(c);
+        let _in_the_slot_of_b = slots.propose().unwrap();
         let next = slots.propose().unwrap();
         let mut released = None;
         ledger

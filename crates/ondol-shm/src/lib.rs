@@ -10,6 +10,7 @@ mod fork;
 #[cfg(not(loom))]
 mod free_slots;
 mod handle;
+mod hazard;
 mod holds;
 mod ids;
 mod lease;
@@ -66,6 +67,8 @@ pub use process::{Liveness, Process, ProcessIdentity, boot_id, process_start_tim
 #[cfg(not(loom))]
 pub use region::{LeasedBytes, PageBytes, ReadRegion, RegionError, WriteRegion};
 #[cfg(not(loom))]
-pub use slot_table::{HeldPage, LEASE_SLOTS_SHARED, SlotLease, SlotTable, SlotTableView};
+pub use slot_table::{
+    HIT_PLACES, HeldPage, SLOTS, SlotLease, SlotTable, SlotTableView, monotonic_ms,
+};
 #[cfg(not(loom))]
 pub use write_back::write_back;

@@ -135,6 +135,14 @@ impl WriteMapping {
         self.0.len() == 0
     }
 
+    /// Gives every page its memory now, so that a first access later costs nothing more.
+    ///
+    /// # Errors
+    /// If the file has no room, or the system is older than Linux 5.14.
+    pub(crate) fn populate(&self) -> io::Result<()> {
+        self.0.advise(Advice::PopulateWrite)
+    }
+
     /// # Safety
     /// The range lies inside the mapping, and the caller holds the only claim to it.
     pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &[u8] {

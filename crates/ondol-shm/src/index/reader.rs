@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use ondol_plugin::Key;
 use rustix::fs::fstat;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::IndexedObject;
 use super::layout::{
@@ -16,8 +15,9 @@ use super::record::{self, Sight, Snapshot};
 use crate::fences::{Fences, Real};
 use crate::prefetch::prefetch;
 use crate::sealed::cannot_shrink;
+use crate::slot_table::Publisher;
 use crate::sync::Ordering;
-use crate::{ReadMapping, SlotLease, SlotTable};
+use crate::{ReadMapping, SlotLease, SlotTable, hazard, monotonic_ms};
 
 /// Why a file is no index that can be read.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +125,7 @@ impl IndexReader {
     /// Whether a living server keeps this index up to date; if not, there is or will be another one.
     pub fn is_current(&self) -> bool {
         let header = self.segment().header;
-        header.state.load(Ordering::Relaxed) == CURRENT && is_kept(&header.owner)
+        hazard::is_still(&header.state, CURRENT) && is_kept(&header.owner)
     }
 
     /// Looks objects up without holding them: `answer` is called once for each key, in order.
@@ -171,7 +171,7 @@ impl IndexReader {
         keys: &[Key],
         mut answer: impl FnMut(usize, Looked<(IndexedObject, SlotLease)>),
     ) {
-        let now = now();
+        let now = monotonic_ms();
         let mut first = 0;
         for keys in keys.chunks(Self::BATCH) {
             let mut answer = |at, looked| answer(first + at, looked);
@@ -192,17 +192,17 @@ impl IndexReader {
         answer: &mut impl FnMut(usize, Looked<(IndexedObject, SlotLease)>),
     ) {
         let mut published = [const { Looked::Ask }; N];
+        let mut publisher = slots.publisher(keys.len(), now);
         self.find::<N>(keys, |at, looked| {
             published[at] = match looked {
-                Looked::Found(snapshot) => publish(slots, now, snapshot),
+                Looked::Found(snapshot) => publish(&mut publisher, snapshot),
                 Looked::Absent => Looked::Absent,
                 Looked::Ask => Looked::Ask,
             };
         });
-        // The fence between telling that a page is held and looking whether it is still the object's.
-        Real::full();
+        hazard::published::<Real>();
         let segment = self.segment();
-        let is_current = self.is_current() && slots.incarnation() == self.incarnation;
+        let is_current = self.is_current() && slots.is_for(self.incarnation);
         for (at, published) in published.into_iter().take(keys.len()).enumerate() {
             let confirmed = match published {
                 _ if !is_current => Looked::Ask,
@@ -254,15 +254,14 @@ impl IndexReader {
 }
 
 fn publish(
-    slots: &Arc<SlotTable>,
-    now: u64,
+    publisher: &mut Publisher<'_>,
     snapshot: Snapshot,
 ) -> Looked<(Snapshot, IndexedObject, SlotLease)> {
     let Some(object) = snapshot.object else {
         return Looked::Ask;
     };
-    slots
-        .publish(object.location.page, now)
+    publisher
+        .publish(object.location.page)
         .map_or(Looked::Ask, |lease| {
             Looked::Found((snapshot, object, lease))
         })
@@ -315,10 +314,4 @@ fn search_all(segment: Segment<'_>, query: &Query<'_>) -> Looked<Snapshot> {
         }
     }
     Looked::Absent
-}
-
-/// Milliseconds of a clock that all processes share and that costs no system call.
-fn now() -> u64 {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }

@@ -1,61 +1,232 @@
+use std::fmt;
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Grant, PageId};
+use super::SLOTS;
+use super::layout::{
+    Header, RETURN_PLACES, Return, Slot, TABLE_BYTES, block_bit, check, hit_at, position_word,
+    return_at, slot_at, word_position,
+};
+use crate::fences::Real;
+use crate::free_slots::{FreeSlots, SlotGroup};
+use crate::sync::{AtomicU64, Ordering, fence};
+use crate::{ForkGuard, Grant, PageId, WriteMapping, hazard};
 
 /// The client's side of its slot table.
-#[derive(Debug)]
-pub struct SlotTable {}
+///
+/// A forked child of the client has the value but not the table: there nothing is published, noted or given back.
+pub struct SlotTable {
+    mapping: WriteMapping,
+    free: FreeSlots,
+    fork: ForkGuard,
+    /// The position after the last page that was given back.
+    returned: Mutex<u32>,
+}
 
 /// A hold on a page that stands in a slot; it ends when it is dropped, without a message.
-#[derive(Debug)]
-pub struct SlotLease {}
+pub struct SlotLease {
+    table: Arc<SlotTable>,
+    page: PageId,
+    slot: u32,
+}
 
 impl SlotTable {
-    /// Maps the table that the server made for this client.
+    /// Maps the table that the server made for this client, and for nobody before.
     ///
     /// # Errors
     /// If it is none or cannot be mapped.
-    pub fn open(_file: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
-        todo!()
+    pub fn open(file: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
+        check(file)?;
+        let mapping = WriteMapping::new(file, TABLE_BYTES)?;
+        // The file has its memory already; an older system maps each page at its first use.
+        let _ = mapping.populate();
+        Ok(Arc::new(Self {
+            mapping,
+            free: FreeSlots::new(SLOTS),
+            fork: ForkGuard::new(),
+            returned: Mutex::new(0),
+        }))
     }
 
     /// The index that this table may be used with; 0 for none. It is the server's word.
     pub fn incarnation(&self) -> u64 {
-        todo!()
+        if !self.fork.is_home() {
+            return 0;
+        }
+        self.word(offset_of!(Header, server.incarnation))
+            .load(Ordering::Relaxed)
     }
 
-    /// Publishes a hold on a page, which is none before it is confirmed: after a fence, and a look at what could have
-    /// ended it. `now` is in milliseconds. `None` if all slots are in use.
-    pub(crate) fn publish(self: &Arc<Self>, _page: PageId, _now: u64) -> Option<SlotLease> {
-        todo!()
+    /// Whether the table may be used with the index of this name, as the second look at a hold has to find.
+    pub(crate) fn is_for(&self, incarnation: u64) -> bool {
+        let word = self.word(offset_of!(Header, server.incarnation));
+        self.fork.is_home() && hazard::is_still(word, incarnation)
+    }
+
+    /// Publishes holds on pages, at most `wanted` of them, each since `now` in milliseconds of the monotonic clock.
+    pub(crate) fn publisher(self: &Arc<Self>, wanted: usize, now: u64) -> Publisher<'_> {
+        Publisher {
+            table: self,
+            now,
+            wanted: if self.fork.is_home() { wanted } else { 0 },
+            slots: SlotGroup::EMPTY,
+        }
     }
 
     /// Counts finds and misses, for the server's figures.
-    pub fn count(&self, _hits: u64, _misses: u64) {
-        todo!()
+    pub fn count(&self, hits: u64, misses: u64) {
+        if !self.fork.is_home() {
+            return;
+        }
+        for (number, more) in [hits, misses].into_iter().enumerate() {
+            if more > 0 {
+                self.word(offset_of!(Header, counts) + number * 8)
+                    .fetch_add(more, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Notes that the objects in these pages were used; the oldest of too many notes are lost.
+    pub fn note_hits(&self, pages: impl ExactSizeIterator<Item = PageId>) {
+        if pages.len() == 0 || !self.fork.is_home() {
+            return;
+        }
+        let next = self.word(offset_of!(Header, found));
+        let first = next.fetch_add(pages.len() as u64, Ordering::Relaxed);
+        for (page, number) in pages.zip(0..) {
+            let word = page.to_word().unwrap_or_default();
+            self.word(hit_at(first.wrapping_add(number)))
+                .store(word, Ordering::Relaxed);
+        }
     }
 
     /// Notes that the object in this page was used; the oldest of too many notes are lost.
-    pub fn note_hit(&self, _page: PageId) {
-        todo!()
+    pub fn note_hit(&self, page: PageId) {
+        self.note_hits([page].into_iter());
     }
 
-    /// Gives a granted page back; whether there was room for that.
-    pub fn give_back(&self, _grant: Grant) -> bool {
-        todo!()
+    /// Gives a granted page back; whether there was room for that. If there was not, the server has to be told.
+    pub fn give_back(&self, grant: Grant) -> bool {
+        let Some(page) = grant.page.to_word().filter(|_| self.fork.is_home()) else {
+            return false;
+        };
+        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = self
+            .word(offset_of!(Header, server.returns_taken))
+            .load(Ordering::Relaxed);
+        // What was taken is read no more, so its places can be written.
+        fence(Ordering::Acquire);
+        let waiting = word_position(taken).map(|taken| returned.wrapping_sub(taken));
+        if waiting.is_none_or(|waiting| waiting >= RETURN_PLACES) {
+            return false;
+        }
+        let place = return_at(*returned);
+        self.word(place + offset_of!(Return, page))
+            .store(page, Ordering::Relaxed);
+        self.word(place + offset_of!(Return, generation))
+            .store(grant.generation.0, Ordering::Relaxed);
+        *returned = returned.wrapping_add(1);
+        self.word(offset_of!(Header, returned))
+            .store(position_word(*returned), Ordering::Release);
+        true
     }
 
     /// Number of leases in use.
     pub fn in_use(&self) -> usize {
-        todo!()
+        self.free.taken()
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: the word lies inside the mapping (checked), is aligned, lives as long as `self`, and is only ever accessed
+        // atomically by this process; the server reads and writes the file with system calls. The mapping was made
+        // writable, and callers are in the process that made it.
+        unsafe { &*self.mapping.word(offset).cast() }
+    }
+
+    fn slot(&self, slot: u32) -> &AtomicU64 {
+        self.word(slot_at(slot) + offset_of!(Slot, page))
+    }
+}
+
+impl fmt::Debug for SlotTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlotTable")
+            .field("in_use", &self.in_use())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Publishes holds of one batch; it takes free slots group by group and gives back those that it did not use.
+pub(crate) struct Publisher<'t> {
+    table: &'t Arc<SlotTable>,
+    now: u64,
+    wanted: usize,
+    slots: SlotGroup,
+}
+
+impl Publisher<'_> {
+    /// Publishes a hold on a page, which is none before it is confirmed: after [`hazard::published`], and a second look at
+    /// what could have ended it. `None` if all slots are in use, or the page fits into none.
+    pub(crate) fn publish(&mut self, page: PageId) -> Option<SlotLease> {
+        let word = page.to_word()?;
+        if self.slots.is_empty() {
+            self.refill()?;
+        }
+        let slot = self.slots.pop()?;
+        self.table
+            .word(slot_at(slot) + offset_of!(Slot, since))
+            .store(self.now, Ordering::Relaxed);
+        hazard::publish(self.table.slot(slot), word);
+        Some(SlotLease {
+            table: Arc::clone(self.table),
+            page,
+            slot,
+        })
+    }
+
+    fn refill(&mut self) -> Option<()> {
+        let slots = self.table.free.take_group(self.wanted)?;
+        self.wanted -= slots.len();
+        // A group of slots lies in one block.
+        let bit = block_bit(slots.first());
+        hazard::use_block(self.table.word(offset_of!(Header, blocks)), bit);
+        self.slots = slots;
+        Some(())
+    }
+}
+
+impl Drop for Publisher<'_> {
+    fn drop(&mut self) {
+        if !self.slots.is_empty() {
+            self.table.free.give_back_group(self.slots);
+        }
     }
 }
 
 impl SlotLease {
     /// The page that is held.
     pub fn page(&self) -> PageId {
-        todo!()
+        self.page
+    }
+}
+
+impl Drop for SlotLease {
+    fn drop(&mut self) {
+        // A forked child has the value but not the hold, which is its parent's.
+        if self.table.fork.is_home() {
+            hazard::withdraw::<Real>(self.table.slot(self.slot));
+            self.table.free.give_back(self.slot);
+        }
+    }
+}
+
+impl fmt::Debug for SlotLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlotLease")
+            .field("page", &self.page())
+            .field("slot", &self.slot)
+            .finish()
     }
 }
