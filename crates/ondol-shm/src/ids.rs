@@ -19,6 +19,7 @@ pub struct PageId {
     pub index: u32,
 }
 
+#[cfg(not(loom))]
 impl PageId {
     /// The page as a word of shared memory, which is never 0: the region in the upper half, in the lower one the page's
     /// number and 1. `None` if one of them does not fit.

@@ -19,6 +19,7 @@ pub(crate) mod version;
 #[cfg(not(loom))]
 mod writer;
 
+#[cfg(not(loom))]
 use crate::{Location, ObjectMeta};
 
 #[cfg(not(loom))]
@@ -27,6 +28,7 @@ pub use reader::{IndexError, IndexReader, Looked};
 pub use writer::{IndexFull, IndexWriter, RecordId};
 
 /// What the index says of one object.
+#[cfg(not(loom))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexedObject {
     /// Where it lies.

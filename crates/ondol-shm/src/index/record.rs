@@ -120,7 +120,8 @@ pub(super) fn write(record: &[Cell], query: &Query<'_>, object: &IndexedObject, 
     for (word, value) in words_from(record, word::KEY).zip(key_words(query.bytes)) {
         word.store(value, Ordering::Relaxed);
     }
-    version::publish::<Real>(record_word(record, word::VERSION));
+    let version = record_word(record, word::VERSION);
+    version::publish::<Real>(version, version.load(Ordering::Relaxed));
 }
 
 /// Whether the record's version is the one that was seen; a fence of the caller's orders this.

@@ -182,7 +182,7 @@ impl IndexWriter {
         let load = |word: usize| first[word].load(Ordering::Relaxed);
         let fingerprint = [load(word::FINGERPRINT), load(word::FINGERPRINT + 1)];
         let key_bytes = load(word::KEY_AND_FLAGS) & flag::KEY_LENGTH;
-        version::close::<Real>(&first[word::VERSION]);
+        version::close::<Real>(&first[word::VERSION], load(word::VERSION));
         failpoint!("index.record_closed");
         let home = home(fingerprint, segment.buckets.len());
         let expected = slot_word(tag(fingerprint), record.0);
