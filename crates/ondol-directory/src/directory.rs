@@ -1,19 +1,15 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ondol_catalog::{Counter, Policy, SaltLimits, failpoint};
 use ondol_memory::{Change, Journal, JournalError, Pool, RemoveReason};
 use ondol_plugin::Key;
-use ondol_protocol::{
-    Breakdown, ClassStats, ClientStats, DeleteOutcome, EngineStats, Hit, Listing, ObjectInfo, Pin,
-    PinOutcome, PoolStats, Retrieve, Retrieved,
-};
-use ondol_shm::{ClientId, LayoutFingerprint, LeaseBook, LeaseRef, LeaseRefusal, LeaseTableError};
+use ondol_protocol::{Breakdown, DeleteOutcome, Hit, Pin, PinOutcome, Retrieve, Retrieved};
+use ondol_shm::{ClientId, LayoutFingerprint, LeaseRef, LeaseRefusal, LeaseTableError};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::client::{Client, Newcomer, Reclaimed};
+use crate::client::Client;
 use crate::commits::CommitListener;
 use crate::entry::Entry;
 use crate::metrics::Counters;
@@ -128,143 +124,6 @@ impl Directory {
     /// Tells policies how many bytes the objects of a cache salt may have. To be called before there are objects.
     pub fn set_salt_limits(&self, limits: Arc<dyn SaltLimits>) {
         self.state.lock().policy_context.quotas = Some(limits);
-    }
-
-    /// Lets a client in, whose leases stand in `lease_table` and, for the next server, in `book`. Names only grow.
-    ///
-    /// # Errors
-    /// [`AttachError`]; if the client was recorded but is not durable, it is known until [`detach`](Self::detach).
-    pub fn attach(
-        &self,
-        client: ClientId,
-        who: Newcomer,
-        lease_table: BorrowedFd<'_>,
-        book: Option<LeaseBook>,
-    ) -> Result<(), AttachError> {
-        let entry = Arc::new(Client::new(client, who, lease_table, book)?);
-        let mut state = self.state.lock();
-        state.change(&Change::Attach {
-            client,
-            process: who.process,
-            instance: who.instance,
-        })?;
-        failpoint!("attach.recorded");
-        self.clients.write().insert(client, entry);
-        self.flush(state)?;
-        failpoint!("attach.flushed");
-        Ok(())
-    }
-
-    /// Lets a client of the last run come back, whose leases stand in `lease_table`: from now on they end by it.
-    ///
-    /// # Errors
-    /// [`AttachError`]; then it still waits.
-    pub fn resume(&self, client: ClientId, lease_table: BorrowedFd<'_>) -> Result<(), AttachError> {
-        let client = self.client(client).map_err(|_| AttachError::Unknown)?;
-        let mut ledger = client.ledger.lock();
-        if !ledger.adopted || ledger.closed {
-            return Err(AttachError::Unknown);
-        }
-        ledger.leases.take_table(lease_table)?;
-        ledger.adopted = false;
-        self.counters.resumed_clients.increment();
-        Ok(())
-    }
-
-    /// The client leaves: its pins end now and nothing more is granted to it. Its leases end when their readers drop
-    /// them, its grants when they are returned: an address that it may still use is not given to somebody else.
-    pub fn leave(&self, client: ClientId) -> Result<Reclaimed, DirectoryError> {
-        let record = self.client(client)?;
-        let mut state = self.state.lock();
-        record.ledger.lock().closed = true;
-        let pins = self.end_pins(&mut state, &record)?;
-        failpoint!("detach.unpinned");
-        self.flush(state)?;
-        Ok(Reclaimed {
-            pins,
-            ..Reclaimed::default()
-        })
-    }
-
-    /// Whether the client has left and holds neither lease nor grant any more, so that it may be forgotten.
-    pub fn is_gone(&self, client: ClientId) -> bool {
-        let Ok(record) = self.client(client) else {
-            return true;
-        };
-        let mut ledger = record.ledger.lock();
-        ledger.sweep();
-        let is_idle = ledger.closed && ledger.leases.is_empty();
-        drop(ledger);
-        is_idle && self.state.lock().pool.granted_to(client).0 == 0
-    }
-
-    /// Forgets a client that is dead, or gone, and takes back what it held.
-    ///
-    /// # Errors
-    /// [`DirectoryError::Journal`]: what was not recorded the client still holds, and it is not forgotten; asked
-    /// again, the rest is taken back.
-    pub fn detach(&self, client: ClientId) -> Result<Reclaimed, DirectoryError> {
-        let mut state = self.state.lock();
-        let record = self.client(client)?;
-        let mut reclaimed = Reclaimed::default();
-        let mut ledger = record.ledger.lock();
-        let left = std::mem::replace(&mut ledger.closed, true);
-        ledger.sweep();
-        reclaimed.leases = ledger.leases.end_all(|entry| entry.release()) as u64;
-        drop(ledger);
-        self.counters.reclaimed_leases.add(reclaimed.leases);
-        if !left {
-            self.counters.dead_clients.increment();
-        }
-        reclaimed.pins = self.end_pins(&mut state, &record)?;
-        failpoint!("detach.unpinned");
-        for grant in state.pool.grants_of(client) {
-            state.change(&Change::Return { grant, client })?;
-            reclaimed.grants += 1;
-            self.counters.reclaimed_grants.increment();
-        }
-        failpoint!("detach.returned");
-        state.change(&Change::Detach { client })?;
-        failpoint!("detach.recorded");
-        self.clients.write().remove(&client);
-        if let Err(error) = state.release_retired() {
-            tracing::warn!(%error, "pages of removed objects stay captive for now");
-        }
-        // Nobody waits for this answer: if the record is lost with this process, the next one finds the client dead
-        // or gone and takes back the same.
-        if let Err(error) = self.flush(state) {
-            tracing::warn!(%error, %client, "that a client is gone is not durable yet");
-        }
-        Ok(reclaimed)
-    }
-
-    fn end_pins(&self, state: &mut State, client: &Client) -> Result<u64, JournalError> {
-        let mut book = client.book.lock();
-        // A request that was already on its way finds the book closed, so nothing is given to a client that is gone.
-        book.closed = true;
-        let mut ended = 0;
-        let mut refused = None;
-        let mut pins = std::mem::take(&mut book.pins).into_iter();
-        'pins: for (key, (entry, mut numbers)) in pins.by_ref() {
-            while let Some(&pin) = numbers.first() {
-                let change = Change::Unpin {
-                    key: key.clone(),
-                    client: client.id,
-                    pin,
-                };
-                if let Err(error) = state.change(&change) {
-                    refused = Some(error);
-                    book.pins.insert(key, (entry, numbers));
-                    break 'pins;
-                }
-                numbers.remove(&pin);
-                entry.unpin();
-                ended += 1;
-            }
-        }
-        book.pins.extend(pins);
-        self.counters.reclaimed_pins.add(ended);
-        refused.map_or(Ok(ended), Err)
     }
 
     /// Notes what others did since: ended leases, pages that were let go, and the order of reads.
@@ -586,113 +445,6 @@ impl Directory {
         self.flush(state)?;
         failpoint!("delete.flushed");
         Ok(outcomes)
-    }
-
-    /// Visible objects in the order of their keys, from the first behind `after`, at most `limit`,
-    /// or one if that is 0.
-    pub fn list(&self, after: Option<&Key>, limit: u32) -> Listing {
-        // None at all would look like an end that is none.
-        let limit = limit.max(1) as usize;
-        self.load_all();
-        let mut keys: BTreeSet<Key> = BTreeSet::new();
-        let mut more = false;
-        self.shards.for_each(|entry| {
-            let key = &entry.key;
-            let is_full = keys.len() == limit;
-            if after.is_some_and(|after| key <= after) {
-                return;
-            }
-            if is_full && keys.last().is_some_and(|last| key > last) {
-                more = true;
-                return;
-            }
-            keys.insert(key.clone());
-            if is_full {
-                keys.pop_last();
-                more = true;
-            }
-        });
-        let objects = keys.into_iter().filter_map(|key| {
-            let entry = self.shards.get(&key)?;
-            let (leases, pins) = (entry.leases(), entry.pins());
-            Some(ObjectInfo {
-                key,
-                location: entry.location,
-                meta: entry.meta,
-                leases,
-                pins,
-            })
-        });
-        Listing {
-            objects: objects.collect(),
-            more,
-        }
-    }
-
-    /// Figures of pool and directory; `pool.devices` and the clients' process ids are left to the caller.
-    pub fn stats(&self) -> EngineStats {
-        let mut state = self.state.lock();
-        self.settle(&mut state);
-        if let Err(error) = state.release_retired() {
-            tracing::warn!(%error, "pages of removed objects stay captive");
-        }
-        let extents = state.pool.extents();
-        let pool = PoolStats {
-            devices: Vec::new(),
-            total_bytes: extents.total_bytes(),
-            free_bytes: extents.free_bytes(),
-            largest_free_extent: extents.find_largest().map_or(0, |extent| extent.len),
-            regions: state.pool.regions().count() as u64,
-        };
-        let classes = state.pool.classes().map(|(stride, regions)| {
-            let mut class = ClassStats {
-                stride,
-                ..ClassStats::default()
-            };
-            for (_, region) in regions {
-                class.regions += 1;
-                class.pages += u64::from(region.page_count());
-                class.free += u64::from(region.free_count());
-                class.granted += u64::from(region.granted_count());
-                class.committed += u64::from(region.committed_count());
-            }
-            class
-        });
-        let classes = classes.collect();
-        let clients = self.clients.read();
-        let guests = clients
-            .values()
-            .filter(|client| Some(client.id) != state.tier);
-        let clients = guests.map(|client| {
-            let (granted_pages, granted_bytes) = state.pool.granted_to(client.id);
-            let usage = state.usage.get(&client.id).copied().unwrap_or_default();
-            ClientStats {
-                id: client.id.0,
-                pid: 0,
-                granted_pages,
-                granted_bytes,
-                leases: client.ledger.lock().leases.len() as u64,
-                oldest_lease_ms: None,
-                pins: client.book.lock().pin_count(),
-                objects: usage.objects,
-                object_bytes: usage.bytes,
-                l2_hits: client.l2_hits.load(Ordering::Relaxed),
-            }
-        });
-        EngineStats {
-            pool,
-            classes,
-            clients: clients.collect(),
-            objects: (state.objects.len() + state.unloaded.len()) as u64,
-            object_bytes: state.usage.values().map(|usage| usage.bytes).sum(),
-            retired: state.retired.len() as u64,
-            policy: state.policy_name().to_owned(),
-            counters: self
-                .counters()
-                .map(|counter| (counter.metric().name.to_owned(), counter.get()))
-                .collect(),
-            l2: None,
-        }
     }
 
     /// What was counted since the directory was made.

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod clients;
 mod commits;
 mod directory;
 mod entry;
@@ -33,6 +34,7 @@ mod returns;
 mod room;
 mod shards;
 mod state;
+mod stats;
 mod tier;
 mod verify;
 
