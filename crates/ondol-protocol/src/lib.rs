@@ -22,5 +22,5 @@ pub use object::ObjectInfo;
 pub use ondol_shm::{ClientId, Grant, LayoutFingerprint, ObjectMeta, StaleReason};
 pub use page_size::fitted_page_bytes;
 pub use place::{SOCKET_NAME, default_socket, default_state_dir};
-pub use stats::{ClassStats, ClientStats, EngineStats, PoolStats};
+pub use stats::{ClassStats, ClientStats, EngineStats, IndexStats, PoolStats};
 pub use stats_l2::{BackendStats, L2Stats};

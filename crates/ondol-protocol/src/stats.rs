@@ -22,11 +22,28 @@ pub struct EngineStats {
     pub retired: u64,
     /// Name of the eviction policy.
     pub policy: String,
+    /// The index that clients on the engine's host read, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<IndexStats>,
     /// Counters since start, by metric name.
     pub counters: BTreeMap<String, u64>,
     /// The storage tier, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub l2: Option<L2Stats>,
+}
+
+/// Figures of the shared index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct IndexStats {
+    /// The how many-th index it is; it is replaced when it is full.
+    pub generation: u64,
+    /// Objects that it holds.
+    pub objects: u64,
+    /// Objects that it does not hold, so that readers ask for what they do not find.
+    pub unindexed: u64,
+    /// Bytes of memory that it may take.
+    pub bytes: u64,
 }
 
 /// Figures of the pool.

@@ -6,9 +6,9 @@ use ondol_protocol::wire::{
 };
 use ondol_protocol::{
     Access, Breakdown, ClassStats, ClientId, ClientInfo, ClientStats, Commit, CommitOutcome,
-    ControlError, DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, LayoutFingerprint, Listing,
-    ObjectInfo, ObjectMeta, Pin, PinOutcome, PoolStats, Prefetch, Prefetched, RefusedCommit,
-    RegionInfo, Retrieve, Retrieved, StaleReason,
+    ControlError, DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, IndexStats,
+    LayoutFingerprint, Listing, ObjectInfo, ObjectMeta, Pin, PinOutcome, PoolStats, Prefetch,
+    Prefetched, RefusedCommit, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_shm::{BackingId, Generation, LeaseRef, Location, PageId, RegionHandle};
 
@@ -326,6 +326,12 @@ fn answers() -> Vec<Answer> {
             object_bytes: 5_000_000,
             retired: 0,
             policy: "lru".to_owned(),
+            index: Some(IndexStats {
+                generation: 2,
+                objects: 5,
+                unindexed: 0,
+                bytes: 1 << 20,
+            }),
             counters: [("ondol_examples_total".to_owned(), 3)].into(),
             l2: None,
         })),

@@ -7,7 +7,7 @@ use ondol_catalog::linkme::distributed_slice;
 use ondol_catalog::{METRICS, Metric, MetricKind};
 use ondol_engine::RestartReport;
 use ondol_memory::LogStats;
-use ondol_protocol::{BackendStats, ClassStats, EngineStats, L2Stats};
+use ondol_protocol::{BackendStats, ClassStats, EngineStats, IndexStats, L2Stats};
 
 use super::Sample;
 
@@ -39,6 +39,11 @@ rows! {
     OBJECTS Gauge "ondol_objects" "Visible objects.";
     OBJECT_BYTES Gauge "ondol_object_bytes" "Bytes of visible objects.";
     RETIRED Gauge "ondol_retired_objects" "Objects that were removed and are still being read.";
+    OLDEST_LEASE Gauge "ondol_oldest_lease_seconds" "How long the oldest lease of all clients has been held.";
+    INDEX_OBJECTS Gauge "ondol_index_objects" "Objects that clients on this host find in the index.";
+    INDEX_UNINDEXED Gauge "ondol_index_unindexed_objects" "Objects that clients on this host must ask for, as the index does not hold them yet.";
+    INDEX_BYTES Gauge "ondol_index_bytes" "Bytes of memory that the index may take.";
+    INDEX_GENERATION Gauge "ondol_index_generation" "The how many-th index it is; it is replaced when it is full.";
     HEALTHY Gauge "ondol_healthy" "1 while the log can be written, else 0.";
     LOADED Gauge "ondol_loaded"
         "1 once every object that was found at the start is back in the directory, else 0.";
@@ -112,6 +117,12 @@ pub(super) fn of_engine(stats: &EngineStats) -> Vec<Sample> {
         Sample::new(&OBJECT_BYTES, stats.object_bytes),
         Sample::new(&RETIRED, stats.retired),
     ];
+    let oldest = clients().filter_map(|c| c.oldest_lease_ms).max();
+    samples.push(Sample::new(
+        &OLDEST_LEASE,
+        oldest.unwrap_or_default() as f64 / 1e3,
+    ));
+    samples.extend(stats.index.iter().flat_map(of_index));
     samples.extend(stats.classes.iter().flat_map(of_class));
     let counters = stats.counters.iter();
     samples.extend(counters.filter_map(|(name, value)| {
@@ -119,6 +130,16 @@ pub(super) fn of_engine(stats: &EngineStats) -> Vec<Sample> {
         Some(Sample::new(metric, *value))
     }));
     samples
+}
+
+fn of_index(index: &IndexStats) -> [Sample; 4] {
+    [
+        (&INDEX_OBJECTS, index.objects),
+        (&INDEX_UNINDEXED, index.unindexed),
+        (&INDEX_BYTES, index.bytes),
+        (&INDEX_GENERATION, index.generation),
+    ]
+    .map(|(metric, value)| Sample::new(metric, value))
 }
 
 fn of_class(class: &ClassStats) -> [Sample; 5] {
