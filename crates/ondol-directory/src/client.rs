@@ -2,11 +2,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use ondol_memory::ClientRecord;
 use ondol_plugin::Key;
 use ondol_shm::{
     BookedLease, ClientId, Grant, LeaseBook, LeaseLedger, LeaseTableError, ProcessIdentity,
+    SlotTableView,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -46,6 +48,8 @@ pub struct AdoptedClient {
     pub book: LeaseBook,
     /// What stands there; leases that ended and were not swept are among them.
     pub leases: Vec<BookedLease>,
+    /// Its slot table, if it had one; what it reads without having asked stands there.
+    pub slots: Option<SlotTableView>,
 }
 
 /// What the directory keeps for one client.
@@ -59,10 +63,29 @@ pub(crate) struct Client {
     pub(crate) l2_hits: AtomicU64,
 }
 
+/// An object that is leased, and since when.
+#[derive(Debug)]
+pub(crate) struct Booked {
+    entry: Arc<Entry>,
+    since: Instant,
+}
+
+impl Booked {
+    /// An object whose lease is counted.
+    pub(crate) fn new(entry: Arc<Entry>, since: Instant) -> Self {
+        Self { entry, since }
+    }
+
+    /// The lease has ended.
+    pub(crate) fn release(&self) {
+        self.entry.release();
+    }
+}
+
 /// The client's leases.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    pub(crate) leases: LeaseLedger<Arc<Entry>>,
+    pub(crate) leases: LeaseLedger<Booked>,
     /// Whether the client has left or died: no lease is booked any more.
     pub(crate) closed: bool,
     /// Whether it is a client of the last run that did not come back yet.
@@ -102,7 +125,7 @@ impl Client {
     pub(crate) fn adopted(
         id: ClientId,
         who: Newcomer,
-        leases: LeaseLedger<Arc<Entry>>,
+        leases: LeaseLedger<Booked>,
         pins: Pins,
     ) -> Self {
         Self {
@@ -161,7 +184,7 @@ impl Client {
 impl Ledger {
     const SWEEP_AT_LEAST: usize = 256;
 
-    fn new(leases: LeaseLedger<Arc<Entry>>, adopted: bool) -> Self {
+    fn new(leases: LeaseLedger<Booked>, adopted: bool) -> Self {
         Self {
             leases,
             closed: false,
@@ -170,9 +193,15 @@ impl Ledger {
         }
     }
 
+    /// How long the oldest lease has been held that is not swept.
+    pub(crate) fn oldest(&self) -> Option<Duration> {
+        let since = self.leases.protected().map(|booked| booked.since).min();
+        since.map(|since| since.elapsed())
+    }
+
     /// Notes ended leases; returns how many.
     pub(crate) fn sweep(&mut self) -> usize {
-        let ended = self.leases.sweep(|entry| entry.release());
+        let ended = self.leases.sweep(|booked| booked.release());
         self.sweep_at = Self::SWEEP_AT_LEAST.max(2 * self.leases.len());
         ended
     }

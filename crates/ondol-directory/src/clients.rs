@@ -59,6 +59,7 @@ impl Directory {
         let record = self.client(client)?;
         let mut state = self.state.lock();
         record.ledger.lock().closed = true;
+        state.slots.leave(client);
         let pins = self.end_pins(&mut state, &record)?;
         failpoint!("detach.unpinned");
         self.flush(state)?;
@@ -77,7 +78,12 @@ impl Directory {
         ledger.sweep();
         let is_idle = ledger.closed && ledger.leases.is_empty();
         drop(ledger);
-        is_idle && self.state.lock().pool.granted_to(client).0 == 0
+        if !is_idle {
+            return false;
+        }
+        let mut state = self.state.lock();
+        self.take_returned_by(&mut state, Some(client));
+        state.slots.is_empty(client) && state.pool.granted_to(client).0 == 0
     }
 
     /// Forgets a client that is dead, or gone, and takes back what it held.
@@ -89,10 +95,15 @@ impl Directory {
         let mut state = self.state.lock();
         let record = self.client(client)?;
         let mut reclaimed = Reclaimed::default();
+        // First, so that whatever else cannot be taken back now, what it read can be reused.
+        if let Some((leases, (hits, misses))) = state.slots.remove(client) {
+            reclaimed.leases = leases.count;
+            self.count_found(hits, misses);
+        }
         let mut ledger = record.ledger.lock();
         let left = std::mem::replace(&mut ledger.closed, true);
         ledger.sweep();
-        reclaimed.leases = ledger.leases.end_all(|entry| entry.release()) as u64;
+        reclaimed.leases += ledger.leases.end_all(|booked| booked.release()) as u64;
         drop(ledger);
         self.counters.reclaimed_leases.add(reclaimed.leases);
         if !left {

@@ -14,6 +14,9 @@ use parking_lot::MutexGuard;
 use crate::directory::{Directory, DirectoryError};
 use crate::state::State;
 
+/// Clients are asked what they found, before they forget the oldest of it, whenever so many objects were committed.
+const ASKED_EVERY: usize = 64;
+
 /// Hears of objects that became visible, other than by [`Directory::admit`], and is asked for room.
 pub trait CommitListener: Send + Sync + fmt::Debug {
     /// These objects are visible, with their lengths in bytes. Called by the thread that committed them, or one that
@@ -25,6 +28,14 @@ pub trait CommitListener: Send + Sync + fmt::Debug {
     fn let_go(&self) -> bool {
         false
     }
+
+    /// Whether [`used`](Self::used) is to be called.
+    fn counts_uses(&self) -> bool {
+        false
+    }
+
+    /// Clients have found these objects by themselves. Called now and then, under no lock; some finds are never told.
+    fn used(&self, _keys: &[Key]) {}
 }
 
 impl Directory {
@@ -35,14 +46,23 @@ impl Directory {
 
     /// Waits, without the writer's lock, until everything that was recorded so far is durable, and makes visible what
     /// waited for that. Nothing is answered before.
-    pub(crate) fn flush(&self, state: MutexGuard<'_, State>) -> Result<(), JournalError> {
+    pub(crate) fn flush(&self, mut state: MutexGuard<'_, State>) -> Result<(), JournalError> {
         let position = self.journal.position();
         let is_pending = !state.pending.is_empty();
+        let have_returned = state.slots.have_returned();
+        let used = std::mem::take(&mut state.used);
         drop(state);
+        if !used.is_empty()
+            && let Some(listener) = self.listener.get()
+        {
+            listener.used(&used);
+        }
         self.journal.flush(position)?;
         if is_pending {
             failpoint!("commit.flushed");
             self.publish(position);
+        } else if have_returned {
+            self.state.lock().slots.drop_returned(position);
         }
         Ok(())
     }
@@ -65,7 +85,10 @@ impl Directory {
                 committed.push((entry.key.clone(), entry.location.len));
             }
         });
+        state.slots.drop_returned(durable);
+        let plan = state.shelf.plan();
         drop(state);
+        self.make_index(plan);
         if let Some(listener) = listener
             && !committed.is_empty()
         {
@@ -88,6 +111,9 @@ impl Directory {
             .clock
             .fetch_add(commits.len() as u64, Ordering::Relaxed);
         let mut state = self.state.lock();
+        if state.unasked >= ASKED_EVERY {
+            self.take_hits(&mut state);
+        }
         // Or else what was read before would count as used after what is stored now.
         self.note_reads(&mut state);
         let mut outcomes = Vec::with_capacity(commits.len());

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use ondol_catalog::{Counter, Policy, SaltLimits, failpoint};
 use ondol_memory::{Change, Journal, JournalError, Pool, RemoveReason};
@@ -9,7 +10,7 @@ use ondol_protocol::{Breakdown, DeleteOutcome, Hit, Pin, PinOutcome, Retrieve, R
 use ondol_shm::{ClientId, LayoutFingerprint, LeaseRef, LeaseRefusal, LeaseTableError};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::client::Client;
+use crate::client::{Booked, Client};
 use crate::commits::CommitListener;
 use crate::entry::Entry;
 use crate::metrics::Counters;
@@ -132,6 +133,8 @@ impl Directory {
             client.ledger.lock().sweep();
         }
         self.take_returned(state);
+        self.take_returned_by(state, None);
+        self.take_hits(state);
         self.note_reads(state);
     }
 
@@ -158,8 +161,10 @@ impl Directory {
         if is_loaded && self.shards.is_loading() {
             state.finish_loading(&self.shards);
         }
+        let plan = state.shelf.plan();
         // Those who ask for an object meanwhile need not wait for all of them.
         MutexGuard::unlock_fair(state);
+        self.make_index(plan);
         is_loaded
     }
 
@@ -263,6 +268,7 @@ impl Directory {
         }
         ledger.sweep_if_due();
         let first = self.clock.fetch_add(keys.len() as u64, Ordering::Relaxed);
+        let since = Instant::now();
         let mut hits = vec![None; keys.len()];
         while let Some((index, entry)) = found.next() {
             let Some(entry) = entry else { continue };
@@ -270,9 +276,12 @@ impl Directory {
             entry.touch(now);
             self.shards.note_read(now, &entry);
             let lease = leases[index];
-            let booked = ledger
-                .leases
-                .grant(lease, &hit.location, entry, |ended| ended.release());
+            let booked =
+                ledger
+                    .leases
+                    .grant(lease, &hit.location, Booked::new(entry, since), |ended| {
+                        ended.release();
+                    });
             if let Err(refused) = booked {
                 refused.protects.release();
                 let error = match refused.reason {
@@ -437,10 +446,11 @@ impl Directory {
                 },
             )
         };
-        let outcomes = keys
-            .iter()
-            .map(&mut delete)
-            .collect::<Result<Vec<_>, _>>()?;
+        let outcomes = keys.iter().map(&mut delete).collect::<Result<Vec<_>, _>>();
+        if let Err(error) = state.release_retired() {
+            tracing::warn!(%error, "pages of deleted objects stay captive for now");
+        }
+        let outcomes = outcomes?;
         failpoint!("delete.recorded");
         self.flush(state)?;
         failpoint!("delete.flushed");

@@ -55,6 +55,7 @@ impl Directory {
         let mut has_asked = false;
         loop {
             let mut state = self.state.lock();
+            self.take_returned_by(&mut state, Some(client));
             let mut book = record.open_book()?;
             let granted = state.pool.granted_under(client, request);
             if !granted.is_empty() {

@@ -3,6 +3,8 @@ ondol_catalog::counters! {
     pub(crate) struct Counters {
         hits HITS "ondol_lookup_hits_total" "Objects found and leased.";
         misses MISSES "ondol_lookup_misses_total" "Keys asked for and not found.";
+        index_hits INDEX_HITS "ondol_index_hits_total" "Objects that clients found by themselves; they count as hits, too.";
+        index_misses INDEX_MISSES "ondol_index_misses_total" "Keys that clients looked up by themselves and did not find; they count as misses, too.";
         layout_mismatches LAYOUT_MISMATCHES "ondol_layout_mismatches_total" "Objects not served because their layout was not the expected one.";
         commits COMMITS "ondol_commits_total" "Objects that became visible.";
         committed_bytes COMMITTED_BYTES "ondol_committed_bytes_total" "Bytes of objects that became visible.";

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use foldhash::fast::RandomState;
 use ondol_catalog::{Policy, failpoint};
@@ -17,11 +18,12 @@ use ondol_plugin::{Key, RegionId};
 use ondol_shm::{BackingId, BookedLease, ClientId, Grant, LeaseLedger, PageId};
 use parking_lot::{Mutex, RwLock};
 
-use crate::client::{AdoptedClient, Client, Newcomer, Reclaimed};
+use crate::client::{AdoptedClient, Booked, Client, Newcomer, Reclaimed};
 use crate::directory::Directory;
 use crate::entry::Entry;
 use crate::metrics::Counters;
 use crate::shards::Shards;
+use crate::slots::Slots;
 use crate::state::State;
 use crate::verify::Verifier;
 
@@ -57,7 +59,7 @@ pub struct Recovery {
     /// Why something of the dead, or a page that nobody reads any more, could not be recorded as taken back, or why that
     /// is not durable yet; nothing if all is.
     pub refused: Option<JournalError>,
-    /// Leases of living clients that keep a page from reuse.
+    /// Leases of living clients that keep a page from reuse, and pages that they hold by their slots.
     pub leases: u64,
     /// Leases that had ended: their page holds something else by now.
     pub unmatched: u64,
@@ -108,7 +110,7 @@ impl Directory {
         last: LastRun,
     ) -> Result<(Self, Recovery), RecoverError> {
         let LastRun {
-            adopted,
+            mut adopted,
             lost,
             rebooted,
             verifier,
@@ -128,17 +130,24 @@ impl Directory {
                 "there is a lease book of client {unknown}, which it does not know"
             )));
         }
-        let leased: HashSet<PageId, RandomState> = adopted
-            .iter()
-            .flat_map(|client| client.leases.iter().map(|lease| lease.page))
-            .collect();
+        let mut slots = Slots::default();
+        for client in &mut adopted {
+            if let Some(table) = client.slots.take() {
+                slots.adopt(client.id, table);
+            }
+        }
+        // Nothing that is not seen now will be read under the last index.
+        slots.scan();
+        let booked = adopted.iter().flat_map(|client| &client.leases);
+        let leased: HashSet<PageId, RandomState> =
+            booked.map(|lease| lease.page).chain(slots.held()).collect();
         let names = past.check(&leased)?;
         let lost = past.regions_on(&lost);
         let may_wait = lost.is_empty() && !rebooted;
         past.reclaim(&living, may_wait)?;
         failpoint!("recover.reclaimed");
         past.lose(&lost)?;
-        past.release(&adopted, may_wait)?;
+        past.release(&adopted, &slots, may_wait)?;
         failpoint!("recover.released");
         let flushed = journal
             .flush(journal.position())
@@ -155,18 +164,21 @@ impl Directory {
             policy,
             verifier,
             adopted,
+            slots,
             &names,
             &mut report,
         );
         Ok((directory, report))
     }
 
+    #[expect(clippy::too_many_arguments, reason = "all that was found out so far")]
     fn of(
         image: Image,
         journal: Arc<dyn Journal>,
         policy: &'static Policy,
         verifier: Option<Arc<dyn Verifier>>,
         adopted: Vec<AdoptedClient>,
+        slots: Slots,
         names: &HashMap<PageId, Key, RandomState>,
         report: &mut Recovery,
     ) -> Self {
@@ -206,12 +218,15 @@ impl Directory {
             .map(|(page, (key, object))| (page, state.retire(key, object)))
             .collect();
         let adopted = adopted.into_iter().filter_map(|client| {
-            let AdoptedClient { id, book, leases } = client;
+            let AdoptedClient {
+                id, book, leases, ..
+            } = client;
             let ClientRecord {
                 process,
                 instance,
                 pins,
             } = clients.remove(&id)?;
+            let since = Instant::now();
             let mut held = Vec::with_capacity(leases.len());
             for BookedLease {
                 lease,
@@ -228,7 +243,7 @@ impl Directory {
                 }) {
                     Some(entry) => {
                         entry.lease();
-                        held.push((lease, entry));
+                        held.push((lease, Booked::new(entry, since)));
                         report.leases += 1;
                     }
                     None => report.unmatched += 1,
@@ -253,6 +268,11 @@ impl Directory {
             all.insert(id, Arc::new(Client::dead(id, who, pinned)));
         }
         state.retired = retired.into_values().collect();
+        for key in slots.held().filter_map(|page| names.get(&page)) {
+            state.find(&shards, &counters, key, now);
+            report.leases += 1;
+        }
+        state.slots = slots;
         counters.unmatched_leases.add(report.unmatched);
         Self {
             shards,
@@ -274,7 +294,8 @@ impl Directory {
         if state.pool != image.pool {
             return Some(format!("pools: {:?}, image {:?}", state.pool, image.pool));
         }
-        let entries = state.objects.values().chain(state.pending.values());
+        let visible = state.objects.values().map(|shown| &shown.entry);
+        let entries = visible.chain(state.pending.values());
         let entries = entries.map(|entry| (entry.key.clone(), entry.object()));
         let unloaded = state.unloaded.iter();
         let objects: HashMap<Key, StoredObject> = entries
@@ -472,7 +493,12 @@ impl Past {
     }
 
     /// Frees the pages of removed objects that no living client reads.
-    fn release(&mut self, adopted: &[AdoptedClient], may_wait: bool) -> Result<(), RecoverError> {
+    fn release(
+        &mut self,
+        adopted: &[AdoptedClient],
+        slots: &Slots,
+        may_wait: bool,
+    ) -> Result<(), RecoverError> {
         let leases = adopted.iter().flat_map(|client| &client.leases);
         let leased: HashSet<_> = leases
             .map(|lease| Grant {
@@ -483,10 +509,11 @@ impl Past {
         let removed = self.image.removed.iter();
         let free: Vec<_> = removed
             .filter(|(page, (_, object))| {
-                !leased.contains(&Grant {
-                    page: **page,
-                    generation: object.location.generation,
-                })
+                !slots.hold(**page)
+                    && !leased.contains(&Grant {
+                        page: **page,
+                        generation: object.location.generation,
+                    })
             })
             .map(|(page, _)| *page)
             .collect();

@@ -1,8 +1,9 @@
-//! Pages come back without a message: who lets go of one puts it on a list, and the writer reads the list before it
-//! makes room.
+//! Pages come back without a message: who lets go of one puts it on a list, or on a ring of its slot table, and the writer
+//! reads that before it makes room.
 
+use ondol_catalog::failpoint;
 use ondol_memory::Change;
-use ondol_shm::{ForkGuard, Grant};
+use ondol_shm::{ClientId, ForkGuard, Grant};
 use parking_lot::Mutex;
 
 use crate::directory::Directory;
@@ -57,5 +58,26 @@ impl Directory {
                 self.returns.push(grant);
             }
         }
+    }
+
+    /// Frees the pages that this client, or each, gave back by its ring. One that is read there again after a crash is not
+    /// the client's any more, or is in another generation.
+    pub(crate) fn take_returned_by(&self, state: &mut State, client: Option<ClientId>) {
+        let taken = state.slots.take_returns(client);
+        if taken.is_empty() {
+            return;
+        }
+        let mut refused = Vec::new();
+        for &(client, grant) in &taken {
+            if state.pool.check_grant(client, grant).is_err() {
+                self.counters.stale_returns.increment();
+            } else if let Err(error) = state.change(&Change::Return { grant, client }) {
+                tracing::warn!(%error, page = %grant.page, "a page that was given back stays granted for now");
+                refused.push((client, grant));
+            }
+        }
+        failpoint!("slots.returned");
+        let position = self.journal.position();
+        state.slots.settle_returns(&taken, refused, position);
     }
 }

@@ -70,7 +70,8 @@ impl State {
         stride: u64,
         wanted: u64,
     ) -> Result<(), NoRoom> {
-        self.release_retired()?;
+        self.slots.scan();
+        self.release_unheld()?;
         let class_pages = |state: &Self| {
             let regions = state
                 .pool
@@ -130,10 +131,11 @@ impl State {
                     }
                     *self.hunger.entry(stride).or_default() += evicted;
                     if evicted > 0 {
-                        if self.pool.find_free(stride).is_none() {
-                            self.release_retired()?;
+                        // What a client has come to hold meanwhile is gone for all, and not free yet.
+                        self.release_retired()?;
+                        if self.pool.find_free(stride).is_some() {
+                            return Ok(());
                         }
-                        return Ok(());
                     }
                 }
                 (None, None) => return Err(NoRoom::Full(self.breakdown(stride))),
@@ -189,12 +191,15 @@ impl State {
         let window = STORED_WINDOW.max(count);
         let (mut victims, mut others) = (Vec::new(), Vec::new());
         let mut seen = 0;
-        let (objects, tiered) = (&self.objects, self.tier.is_some());
+        let (objects, slots, tiered) = (&self.objects, &self.slots, self.tier.is_some());
         let Some(policy) = self.policies.get_mut(&stride) else {
             return victims;
         };
         policy.victims(&mut |id| {
-            if let Some(entry) = objects.get(&id).filter(|entry| !entry.is_held()) {
+            let entry = objects.get(&id).map(|shown| &shown.entry);
+            let is_free =
+                |entry: &&Arc<Entry>| !entry.is_held() && !slots.hold(entry.location.page);
+            if let Some(entry) = entry.filter(is_free) {
                 seen += 1;
                 if !tiered || entry.is_stored() {
                     victims.push(Arc::clone(entry));
@@ -228,8 +233,9 @@ impl State {
             if left == 0 {
                 break;
             }
-            if let Some(entry) = self.pages.get(PageId { region: id, index }) {
-                if entry.is_held() {
+            let page = PageId { region: id, index };
+            if let Some(entry) = self.pages.get(page) {
+                if entry.is_held() || self.slots.hold(page) {
                     return None;
                 }
                 cost = cost.and(self.cost(entry));
@@ -321,13 +327,15 @@ impl State {
                 };
                 if self.remove(shards, &entry, RemoveReason::Drained, false)? == Removal::Kept {
                     // A reader was faster; what was freed stays free, and the search goes on.
+                    self.release_retired()?;
                     return Ok(());
                 }
                 counters.drained_objects.increment();
                 self.count_unstored(counters, &entry);
             }
+            self.release_retired()?;
             if !self.pool.region(region).is_some_and(Region::is_idle) {
-                self.release_retired()?;
+                return Ok(());
             }
             self.change(&Change::Dissolve { region })?;
             counters.drained_regions.increment();
@@ -363,8 +371,9 @@ impl State {
         });
         breakdown.captive = captive.count() as u64 * stride;
         breakdown.granted -= breakdown.captive;
-        for entry in self.objects.values().filter(|entry| entry.stride == stride) {
-            if entry.leases() > 0 {
+        let objects = self.objects.values().map(|shown| &shown.entry);
+        for entry in objects.filter(|entry| entry.stride == stride) {
+            if entry.leases() > 0 || self.slots.hold(entry.location.page) {
                 breakdown.leased += stride;
             } else if entry.pins() > 0 {
                 breakdown.pinned += stride;

@@ -12,11 +12,12 @@ use ondol_shm::ClientId;
 
 use crate::client::Pins;
 use crate::entry::Entry;
-use crate::ids::Ids;
+use crate::index::{MOVED_AT_ONCE, Objects, Shelf, Shown};
 use crate::metrics::Counters;
 use crate::pages::Pages;
 use crate::policy::admitted;
 use crate::shards::Shards;
+use crate::slots::Slots;
 
 /// Objects and bytes that a client stored and that are still there.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,9 +44,15 @@ pub(crate) struct State {
     pub(crate) policy_context: PolicyContext,
     /// One instance for each page size.
     pub(crate) policies: HashMap<u64, Box<dyn EvictionPolicy>, RandomState>,
-    /// Visible objects, as policies know them.
-    pub(crate) objects: HashMap<EntryId, Arc<Entry>, Ids>,
+    pub(crate) objects: Objects,
     pub(crate) pages: Pages,
+    /// Visible objects, as clients on this host find them.
+    pub(crate) shelf: Shelf,
+    pub(crate) slots: Slots,
+    /// Keys of objects that clients found by themselves, for the listener; not more than [`REMEMBERED_USES`].
+    pub(crate) used: Vec<Key>,
+    /// Objects that were committed since clients were last asked what they found.
+    pub(crate) unasked: usize,
     /// Objects that were recorded and wait to be durable; they can be neither found nor evicted.
     pub(crate) pending: HashMap<Key, Arc<Entry>, RandomState>,
     /// The same in the order of their records, with the end of each record.
@@ -56,7 +63,7 @@ pub(crate) struct State {
     deferred: Vec<(u64, u64, EntryId)>,
     /// Whether objects of the last run are to be compared with their checksums.
     pub(crate) verify: bool,
-    /// Removed objects that readers still hold.
+    /// Removed objects that readers hold, or may hold.
     pub(crate) retired: Vec<Arc<Entry>>,
     pub(crate) usage: HashMap<ClientId, Usage>,
     /// Pages evicted per page size since a region was last taken from another one.
@@ -76,6 +83,10 @@ impl State {
             policies: HashMap::default(),
             objects: HashMap::default(),
             pages: Pages::default(),
+            shelf: Shelf::default(),
+            slots: Slots::default(),
+            used: Vec::new(),
+            unasked: 0,
             pending: HashMap::default(),
             unpublished: VecDeque::new(),
             unloaded: LinkedHashMap::default(),
@@ -137,7 +148,9 @@ impl State {
         durable: Position,
         mut visible: impl FnMut(&Entry),
     ) {
+        let mut published = 0;
         while let Some((_, entry)) = self.unpublished.pop_front_if(|(end, _)| *end <= durable) {
+            published += 1;
             self.pending.remove(&entry.key);
             counters.commits.increment();
             counters.committed_bytes.add(entry.location.len);
@@ -147,6 +160,17 @@ impl State {
             let now = entry.last_use();
             visible(&entry);
             self.show(shards, entry, shards.is_loading().then_some(now));
+        }
+        self.unasked += published;
+        // So a larger index is complete before it is full, too.
+        self.build_index(MOVED_AT_ONCE.max(4 * published));
+    }
+
+    /// Moves some objects to a larger index, if one is needed.
+    pub(crate) fn build_index(&mut self, count: usize) {
+        let unloaded = self.unloaded.len() as u64;
+        if let Some(index) = self.shelf.build(&mut self.objects, count, unloaded) {
+            self.slots.set_index(index);
         }
     }
 
@@ -164,9 +188,18 @@ impl State {
             Some(now) => self.deferred.push((now, entry.stride, entry.id)),
             None => self.policy_of(entry.stride).inserted(admitted(&entry)),
         }
-        self.objects.insert(entry.id, Arc::clone(&entry));
+        let place = self.shelf.insert(&entry);
+        self.shelf.tell(self.unloaded.len() as u64);
         self.pages.insert(Arc::clone(&entry));
-        shards.insert(entry);
+        shards.insert(Arc::clone(&entry));
+        self.objects.insert(entry.id, Shown { entry, place });
+    }
+
+    /// Clients on this host need not ask for this object any more, if it is visible.
+    pub(crate) fn show_verified(&mut self, entry: &Entry) {
+        if let Some(shown) = self.objects.get(&entry.id) {
+            self.shelf.set_verified(shown.place);
+        }
     }
 
     fn policy_of(&mut self, stride: u64) -> &mut Box<dyn EvictionPolicy> {
@@ -203,6 +236,7 @@ impl State {
             let entry = self.revive(key, object, now);
             self.show(shards, entry, None);
         }
+        self.build_index(count);
     }
 
     fn revive(&mut self, key: Key, object: StoredObject, now: u64) -> Arc<Entry> {
@@ -243,7 +277,7 @@ impl State {
             .collect();
         uses.sort_unstable();
         for (_, read, stride, id) in uses {
-            let Some(entry) = self.objects.get(&id).map(Arc::clone) else {
+            let Some(entry) = self.objects.get(&id).map(|shown| Arc::clone(&shown.entry)) else {
                 continue;
             };
             let policy = self.policy_of(stride);
@@ -257,7 +291,10 @@ impl State {
     }
 
     /// Removes a visible object. One that is pinned is kept, one that is leased is kept too unless `leased` is
-    /// allowed: then its page stays captive until the last lease has ended.
+    /// allowed: then its page stays captive until the last lease has ended. Leases in clients' slots are those that were
+    /// seen there last. A page that a client may hold in one since is released by
+    /// [`release_retired`](Self::release_retired) only, which is to be called once for all objects that are removed
+    /// together.
     ///
     /// The object is gone for readers before the record is durable. That is sound, since nothing depends on it yet: if
     /// the process ends before, the next one finds the object with its bytes untouched. Its page is handed out again
@@ -271,7 +308,8 @@ impl State {
     ) -> Result<Removal, JournalError> {
         {
             let mut shard = shards.lock(&entry.key);
-            if !shard.holds(entry) || entry.pins() > 0 || (entry.leases() > 0 && !leased) {
+            let is_leased = entry.leases() > 0 || self.slots.hold(entry.location.page);
+            if !shard.holds(entry) || entry.pins() > 0 || (is_leased && !leased) {
                 return Ok(Removal::Kept);
             }
             self.change(&Change::Remove {
@@ -283,7 +321,11 @@ impl State {
             shard.remove(entry);
         }
         failpoint!("evict.unindexed");
-        self.objects.remove(&entry.id);
+        if let Some(shown) = self.objects.remove(&entry.id) {
+            self.shelf.remove(entry, shown.place);
+            self.shelf.tell(self.unloaded.len() as u64);
+        }
+        failpoint!("index.removed");
         self.pages.remove(entry.location.page);
         if let Some(policy) = self.policies.get_mut(&entry.stride) {
             policy.removed(entry.id);
@@ -298,7 +340,7 @@ impl State {
         let release = Change::Release {
             page: entry.location.page,
         };
-        if entry.leases() > 0 {
+        if entry.leases() > 0 || !self.slots.are_unused() {
             self.retired.push(Arc::clone(entry));
         } else if let Err(error) = self.change(&release) {
             // The object is gone all the same; its page follows once the journal records it.
@@ -314,13 +356,22 @@ impl State {
     /// # Errors
     /// If one of them could not be recorded; it stays captive, and the others are free.
     pub(crate) fn release_retired(&mut self) -> Result<(), JournalError> {
+        if self.retired.is_empty() {
+            return Ok(());
+        }
+        self.slots.scan();
+        self.release_unheld()
+    }
+
+    /// The same, if clients' slots were scanned since the last object was removed.
+    pub(crate) fn release_unheld(&mut self) -> Result<(), JournalError> {
         let mut refused = None;
         for entry in std::mem::take(&mut self.retired) {
-            if entry.leases() > 0 {
+            let page = entry.location.page;
+            if entry.leases() > 0 || self.slots.hold(page) {
                 self.retired.push(entry);
                 continue;
             }
-            let page = entry.location.page;
             if let Err(error) = self.change(&Change::Release { page }) {
                 self.retired.push(entry);
                 refused = Some(error);

@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering;
 use ondol_plugin::Key;
 use ondol_protocol::{ClassStats, ClientStats, EngineStats, Listing, ObjectInfo, PoolStats};
 
+use ondol_shm::monotonic_ms;
+
 use crate::directory::Directory;
 
 impl Directory {
@@ -15,6 +17,11 @@ impl Directory {
         // None at all would look like an end that is none.
         let limit = limit.max(1) as usize;
         self.load_all();
+        let leased = {
+            let mut state = self.state.lock();
+            state.slots.scan();
+            state.slots.leases_by_page()
+        };
         let mut keys: BTreeSet<Key> = BTreeSet::new();
         let mut more = false;
         self.shards.for_each(|entry| {
@@ -35,7 +42,11 @@ impl Directory {
         });
         let objects = keys.into_iter().filter_map(|key| {
             let entry = self.shards.get(&key)?;
-            let (leases, pins) = (entry.leases(), entry.pins());
+            let by_slot = leased
+                .get(&entry.location.page)
+                .copied()
+                .unwrap_or_default();
+            let (leases, pins) = (entry.leases() + by_slot, entry.pins());
             Some(ObjectInfo {
                 key,
                 location: entry.location,
@@ -54,7 +65,9 @@ impl Directory {
     pub fn stats(&self) -> EngineStats {
         let mut state = self.state.lock();
         self.settle(&mut state);
-        if let Err(error) = state.release_retired() {
+        self.take_counts(&mut state);
+        state.slots.scan();
+        if let Err(error) = state.release_unheld() {
             tracing::warn!(%error, "pages of removed objects stay captive");
         }
         let extents = state.pool.extents();
@@ -80,6 +93,7 @@ impl Directory {
             class
         });
         let classes = classes.collect();
+        let now = monotonic_ms();
         let clients = self.clients.read();
         let guests = clients
             .values()
@@ -87,13 +101,17 @@ impl Directory {
         let clients = guests.map(|client| {
             let (granted_pages, granted_bytes) = state.pool.granted_to(client.id);
             let usage = state.usage.get(&client.id).copied().unwrap_or_default();
+            let slots = state.slots.leases_of(client.id);
+            let by_slot = slots.oldest.map(|since| now.saturating_sub(since));
+            let ledger = client.ledger.lock();
+            let booked = ledger.oldest().map(|age| age.as_millis() as u64);
             ClientStats {
                 id: client.id.0,
                 pid: 0,
                 granted_pages,
                 granted_bytes,
-                leases: client.ledger.lock().leases.len() as u64,
-                oldest_lease_ms: None,
+                leases: ledger.leases.len() as u64 + slots.count,
+                oldest_lease_ms: by_slot.max(booked),
                 pins: client.book.lock().pin_count(),
                 objects: usage.objects,
                 object_bytes: usage.bytes,
@@ -107,6 +125,7 @@ impl Directory {
             objects: (state.objects.len() + state.unloaded.len()) as u64,
             object_bytes: state.usage.values().map(|usage| usage.bytes).sum(),
             retired: state.retired.len() as u64,
+            index: state.shelf.stats(),
             policy: state.policy_name().to_owned(),
             counters: self
                 .counters()

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use ondol_catalog::failpoint;
 use ondol_memory::{RemoveReason, StoredObject};
@@ -10,7 +11,7 @@ use ondol_plugin::Key;
 use ondol_protocol::{Commit, Hit, RefusedCommit};
 use ondol_shm::{ClientId, Grant, LeaseRef, LeaseRefusal};
 
-use crate::client::Ledger;
+use crate::client::{Booked, Ledger};
 use crate::commits::check_commit;
 use crate::directory::{Directory, DirectoryError, Found, Wanted};
 use crate::entry::Entry;
@@ -83,6 +84,7 @@ impl Directory {
             return Err(DirectoryError::UnknownClient);
         }
         ledger.sweep_if_due();
+        let since = Instant::now();
         let mut refused = None;
         let hits = entries
             .into_iter()
@@ -94,7 +96,7 @@ impl Directory {
                     self.counters.unleased.increment();
                     return None;
                 };
-                match book(&mut ledger, lease, entry) {
+                match book(&mut ledger, lease, entry, since) {
                     Ok(()) => Some(hit),
                     Err(error) => {
                         refused = Some(error);
@@ -245,6 +247,7 @@ impl Directory {
             return Err(DirectoryError::UnknownClient);
         }
         ledger.sweep_if_due();
+        let since = Instant::now();
         let mut outcomes = Vec::with_capacity(admissions.len());
         for (Admission { commit, lease }, now) in admissions.iter().zip(first..) {
             let mut hold = |entry: Arc<Entry>, outcome: fn(Hit) -> Admitted| {
@@ -253,7 +256,7 @@ impl Directory {
                     return outcome(hit);
                 };
                 entry.lease();
-                match book(&mut ledger, lease, entry) {
+                match book(&mut ledger, lease, entry, since) {
                     Ok(()) => outcome(hit),
                     Err(error) => {
                         tracing::warn!(?error, "an object that was loaded is not leased");
@@ -317,17 +320,27 @@ impl Directory {
     pub fn let_go(&self, keys: &[Key]) -> Result<u64, DirectoryError> {
         let mut state = self.state.lock();
         self.settle(&mut state);
+        state.slots.scan();
         let mut gone = 0;
+        let mut refused = Ok(());
         for key in keys {
             let Some(entry) = self.shards.get(key) else {
                 continue;
             };
-            if state.remove(&self.shards, &entry, RemoveReason::Evicted, false)? == Removal::Removed
-            {
-                self.counters.let_go.increment();
-                gone += 1;
+            match state.remove(&self.shards, &entry, RemoveReason::Evicted, false) {
+                Ok(Removal::Removed) => {
+                    self.counters.let_go.increment();
+                    gone += 1;
+                }
+                Ok(Removal::Kept) => {}
+                Err(error) => {
+                    refused = Err(error);
+                    break;
+                }
             }
         }
+        let released = state.release_retired();
+        refused.and(released)?;
         Ok(gone)
     }
 
@@ -352,11 +365,18 @@ impl Directory {
 }
 
 /// Books a lease on an object that is held; if that fails, it is not held any more.
-fn book(ledger: &mut Ledger, lease: LeaseRef, entry: Arc<Entry>) -> Result<(), DirectoryError> {
+fn book(
+    ledger: &mut Ledger,
+    lease: LeaseRef,
+    entry: Arc<Entry>,
+    since: Instant,
+) -> Result<(), DirectoryError> {
     let location = entry.location;
     let booked = ledger
         .leases
-        .grant(lease, &location, entry, |ended| ended.release());
+        .grant(lease, &location, Booked::new(entry, since), |ended| {
+            ended.release();
+        });
     booked.map_err(|refused| {
         refused.protects.release();
         match refused.reason {

@@ -70,6 +70,7 @@ impl Directory {
         let fits = verifier.fits(extent, stride, &entry.location, checksum)?;
         if fits {
             entry.set_verified();
+            self.state.lock().show_verified(entry);
             self.counters.verified_objects.increment();
         }
         Ok(fits)
@@ -104,6 +105,6 @@ impl Directory {
                 "the bytes of an object do not fit its checksum; it is removed"
             );
         }
-        Ok(())
+        state.release_retired()
     }
 }

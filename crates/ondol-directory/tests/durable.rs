@@ -403,6 +403,7 @@ fn recover_with<const N: usize>(
         id,
         book: LeaseBook::create(&books.path().join(id.to_string())).unwrap(),
         leases,
+        slots: None,
     });
     let last = LastRun {
         adopted: adopted.collect(),

@@ -1262,6 +1262,7 @@ impl World {
                 id: client.id,
                 book: LeaseBook::create(&books.path().join(client.id.to_string())).unwrap(),
                 leases: leases.collect(),
+                slots: None,
             }
         });
         let last = LastRun {
