@@ -133,7 +133,7 @@ impl fmt::Debug for L2Config {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Persistence {
-    /// The state directory, which exists and is this engine's alone: it gets `log` and `leases`.
+    /// The state directory, which exists and is this engine's alone: it gets `log`, `leases` and `slots`.
     pub dir: PathBuf,
     /// What an acknowledgement promises; goes before that of `log`.
     pub durability: Durability,
@@ -225,7 +225,7 @@ pub enum EngineError {
         /// Those that were asked for.
         configured: String,
     },
-    /// The lease book of a client that may still read the pool cannot be used.
+    /// The lease book or the slot table of a client that may still read the pool cannot be used.
     #[error(
         "client {client} of the last run (process {pid}) may still read the pool, and what it reads stands in {}, which \
          cannot be used: {reason}; end that process, or start with `--fresh`, which leaves it its memory", path.display()
@@ -235,7 +235,7 @@ pub enum EngineError {
         client: u64,
         /// Its process as it is numbered here, 0 if it is not.
         pid: u32,
-        /// The book.
+        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,

@@ -9,7 +9,9 @@ use ondol_catalog::failpoint;
 use ondol_directory::{AttachError, Directory, DirectoryError, Newcomer, Reclaimed};
 use ondol_memory::{Backing, Device, DeviceUri, Durability, LogStats};
 use ondol_protocol::{ClientId, ClientInfo, Commit, ControlError, EngineStats};
-use ondol_shm::{ForkGuard, HandleSecret, Process, ProcessIdentity, create_lease_table};
+use ondol_shm::{
+    ForkGuard, HandleSecret, Process, ProcessIdentity, SlotTableView, create_lease_table,
+};
 use ondol_tiering::{Quotas, Tiering};
 use parking_lot::{Mutex, RwLock};
 
@@ -127,6 +129,7 @@ impl Engine {
             (extents.total_bytes(), extents.largest_arena())
         });
         directory.set_salt_limits(Arc::<Quotas>::clone(&config.quotas));
+        directory.open_index();
         let directory = Arc::new(directory);
         let loader = load_in_background(&directory, &restart, started)?;
         let clients = adopted.iter().map(|client| {
@@ -233,10 +236,15 @@ impl Engine {
         let mut next = self.next_client.lock();
         let id = ClientId(*next);
         let lease_table = create_lease_table().map_err(|error| failed(error.to_string()))?;
-        let books = self.kept.as_ref().map(|kept| &kept.books);
-        let book = books.map(|books| books.create(id)).transpose();
+        let kept = self.kept.as_ref();
+        let book = kept.map(|kept| kept.books.create_book(id)).transpose();
         let book = book.map_err(|error| failed(format!("no lease book: {error}")))?;
         failpoint!("attach.book_made");
+        let slots = match kept {
+            Some(kept) => kept.slots.create_slots(id),
+            None => SlotTableView::create_anonymous(),
+        };
+        let slots = slots.map_err(|error| failed(format!("no slot table: {error}")))?;
         *next += 1;
         let who = Newcomer {
             process: identity,
@@ -254,6 +262,7 @@ impl Engine {
             return Err(failed(error.to_string()));
         }
         drop(next);
+        self.directory.set_slots(id, slots);
         // Unless it has died since.
         if let Some(attached) = self.clients.lock().get_mut(&id)
             && attached.standing == Standing::Arriving
@@ -356,11 +365,12 @@ impl Engine {
 
     fn forget(&self, client: ClientId) {
         self.clients.lock().remove(&client);
-        // A book may go once the next server is sure not to look for it; else it sweeps it.
+        // Book and table may go once the next server is sure not to look for them; else it sweeps them.
         if let Some(kept) = &self.kept
             && self.directory.make_durable().is_ok()
         {
             kept.books.remove(client);
+            kept.slots.remove(client);
         }
     }
 
@@ -478,6 +488,8 @@ impl Engine {
             tier.close();
             failpoint!("close.tier_closed");
         }
+        self.directory.close_index();
+        failpoint!("close.index_retired");
         self.stop_loading();
         self.forget_departed();
         let Some(kept) = &self.kept else {
@@ -569,6 +581,7 @@ impl Drop for Engine {
             {
                 tier.close();
             }
+            self.directory.close_index();
             self.stop_loading();
         }
     }

@@ -18,7 +18,7 @@
 
 #![forbid(unsafe_code)]
 
-mod books;
+mod client_files;
 mod config;
 mod engine;
 mod promises;

@@ -7,8 +7,8 @@ use ondol_memory::{MIN_PAGE_BYTES, Region};
 use ondol_plugin::{Key, RegionId, RegionSpan};
 use ondol_protocol::{
     Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
-    EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, Prefetch, Prefetched,
-    RegionInfo, Retrieve, Retrieved, StaleReason,
+    EngineStats, Grant, GrantRequest, Hit, IndexFiles, Listing, Pin, PinOutcome, Prefetch,
+    Prefetched, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_shm::{BackingId, ForkGuard, RegionHandle};
 
@@ -81,6 +81,11 @@ impl ControlPlane for Session {
         self.lease_table
             .try_clone()
             .map_err(|error| ControlError::Failed(format!("lease table: {error}")))
+    }
+
+    fn index(&self) -> Result<Option<IndexFiles>, ControlError> {
+        let directory = self.engine.directory();
+        directory.index(self.info.id).map_err(self.explain(0))
     }
 
     fn regions(&self) -> Result<Vec<RegionInfo>, ControlError> {

@@ -17,9 +17,9 @@ use ondol_memory::{
     PoolRecord, Predecessor, Recovered, RunId, find_strays,
 };
 use ondol_protocol::ClientId;
-use ondol_shm::{BackingId, LeaseBook, Liveness, Process, ProcessIdentity, boot_id};
+use ondol_shm::{BackingId, LeaseBook, Liveness, Process, ProcessIdentity, SlotTableView, boot_id};
 
-use crate::books::Books;
+use crate::client_files::{ClientFiles, Kind};
 use crate::config::{EngineConfig, EngineError, Persistence, Verify};
 use crate::reader::Reader;
 
@@ -67,7 +67,8 @@ pub(crate) struct Parts {
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) log: Arc<Log>,
-    pub(crate) books: Books,
+    pub(crate) books: ClientFiles,
+    pub(crate) slots: ClientFiles,
     pub(crate) durability: Durability,
     /// Where the log lies.
     pub(crate) log_dir: PathBuf,
@@ -356,20 +357,30 @@ impl Start<'_> {
         }
     }
 
-    fn books(&self) -> Result<Books, EngineError> {
-        let dir = self.persistence.dir.join("leases");
-        Books::open(dir.clone()).map_err(|source| EngineError::State {
-            action: "make",
-            path: dir,
-            source,
-        })
+    /// Lease books and slot tables.
+    fn client_files(&self) -> Result<[ClientFiles; 2], EngineError> {
+        let open = |kind| {
+            let dir = &self.persistence.dir;
+            ClientFiles::open(dir, kind).map_err(|source| EngineError::State {
+                action: "make",
+                path: ClientFiles::place(dir, kind),
+                source,
+            })
+        };
+        Ok([open(Kind::LeaseBook)?, open(Kind::SlotTable)?])
     }
 
-    fn sweep(&self, books: &Books, clients: &BTreeSet<ClientId>) -> Result<(), EngineError> {
-        books.sweep(clients).map_err(|source| EngineError::State {
-            action: "sweep",
-            path: books.dir().to_owned(),
-            source,
+    fn sweep(
+        &self,
+        files: &[ClientFiles; 2],
+        clients: &BTreeSet<ClientId>,
+    ) -> Result<(), EngineError> {
+        files.iter().try_for_each(|files| {
+            files.sweep(clients).map_err(|source| EngineError::State {
+                action: "sweep",
+                path: files.dir().to_owned(),
+                source,
+            })
         })
     }
 
@@ -392,8 +403,8 @@ impl Start<'_> {
         why: String,
     ) -> Result<Parts, EngineError> {
         let pool = opening.pool(self.config.region_bytes)?;
-        let books = self.books()?;
-        self.sweep(&books, &BTreeSet::new())?;
+        let files = self.client_files()?;
+        self.sweep(&files, &BTreeSet::new())?;
         failpoint!("recover.devices_made");
         let run = RunId::generate()?;
         opening
@@ -408,7 +419,7 @@ impl Start<'_> {
         Ok(Parts {
             directory: Directory::new(pool, Arc::<Log>::clone(&log), self.policy),
             devices: opening.finish(),
-            kept: Some(self.kept(log, books, record)),
+            kept: Some(self.kept(log, files, record)),
             adopted: Vec::new(),
             dead: Vec::new(),
             next_client: 1,
@@ -460,13 +471,13 @@ impl Start<'_> {
             return self.begin_on(opening, record.pool, why.to_owned());
         }
 
-        let books = self.books()?;
+        let files = self.client_files()?;
         let known: BTreeSet<_> = image.clients.keys().copied().collect();
         let next_client = image.next_client;
         let (adopted, held) = if other_boot {
             Default::default()
         } else {
-            self.adopt(&image, &books)?
+            self.adopt(&image, &files)?
         };
         let living: BTreeSet<_> = adopted.iter().map(|client| client.id).collect();
         let devices_lost = opening.lost();
@@ -483,7 +494,7 @@ impl Start<'_> {
             Some(_) => &known,
             None => &living,
         };
-        self.sweep(&books, keep)?;
+        self.sweep(&files, keep)?;
         if let Some(error) = &recovery.refused {
             tracing::warn!(
                 reason = error.0,
@@ -528,7 +539,7 @@ impl Start<'_> {
         Ok(Parts {
             directory,
             devices,
-            kept: Some(self.kept(log, books, record)),
+            kept: Some(self.kept(log, files, record)),
             adopted,
             dead: recovery.unforgotten.iter().map(|(id, _)| *id).collect(),
             next_client,
@@ -541,10 +552,11 @@ impl Start<'_> {
         })
     }
 
-    fn kept(&self, log: Arc<Log>, books: Books, record: PoolRecord) -> Kept {
+    fn kept(&self, log: Arc<Log>, [books, slots]: [ClientFiles; 2], record: PoolRecord) -> Kept {
         Kept {
             log,
             books,
+            slots,
             durability: self.persistence.durability,
             log_dir: self.log_dir(),
             record,
@@ -616,11 +628,11 @@ impl Start<'_> {
         })
     }
 
-    /// The clients that are not proven dead, with their lease books.
+    /// The clients that are not proven dead, with their lease books and slot tables.
     fn adopt(
         &self,
         image: &Image,
-        books: &Books,
+        [books, tables]: &[ClientFiles; 2],
     ) -> Result<(Vec<Adopted>, Vec<AdoptedClient>), EngineError> {
         let mut adopted = Vec::new();
         let mut held = Vec::new();
@@ -634,22 +646,40 @@ impl Start<'_> {
                     None
                 }
             };
+            let unusable = |path, reason| EngineError::LeaseBook {
+                client: id.0,
+                pid: client.process.pid,
+                path,
+                reason,
+            };
             let path = books.path(id);
             let (book, leases) =
-                LeaseBook::open(&path).map_err(|error| EngineError::LeaseBook {
-                    client: id.0,
-                    pid: client.process.pid,
-                    path,
-                    reason: error.to_string(),
-                })?;
-            let holds_nothing =
-                leases.is_empty() && client.pins.is_empty() && image.pool.granted_to(id).0 == 0;
+                LeaseBook::open(&path).map_err(|error| unusable(path, error.to_string()))?;
+            let path = tables.path(id);
+            let slots = if tables.was_empty() {
+                // Each client is given one when it is let in: the last server was one that knew no such tables.
+                tables.create_slots(id)
+            } else {
+                SlotTableView::adopt(&path)
+            };
+            let slots = slots.map_err(|error| unusable(path, error.to_string()))?;
+            let mut named = 0_u32;
+            let is_empty = slots.scan(|_| named += 1).is_ok() && named == 0;
+            let holds_nothing = is_empty
+                && leases.is_empty()
+                && client.pins.is_empty()
+                && image.pool.granted_to(id).0 == 0;
             if holds_nothing {
                 // Perhaps it never learned its name: the answer may have been lost with the last server. If it did, it
                 // loses nothing by becoming a new client.
                 continue;
             }
-            held.push(AdoptedClient { id, book, leases });
+            held.push(AdoptedClient {
+                id,
+                book,
+                leases,
+                slots: Some(slots),
+            });
             adopted.push(Adopted {
                 id,
                 instance: client.instance,

@@ -44,6 +44,7 @@ pub(crate) struct Tier {
 #[derive(Debug)]
 struct Told {
     tiering: Weak<Tiering>,
+    counts_uses: bool,
     promises: Weak<Promises>,
 }
 
@@ -57,6 +58,16 @@ impl CommitListener for Told {
     fn let_go(&self) -> bool {
         let promises = self.promises.upgrade();
         promises.is_some_and(|promises| promises.cancel())
+    }
+
+    fn counts_uses(&self) -> bool {
+        self.counts_uses
+    }
+
+    fn used(&self, keys: &[Key]) {
+        if let Some(tiering) = self.tiering.upgrade() {
+            tiering.used(keys);
+        }
     }
 }
 
@@ -156,7 +167,9 @@ impl Tier {
             .map_err(|error| failed(&error))?;
         let promises = Promises::start(memory.capacity_bytes() / PROMISED_PART);
         let promises = Arc::new(promises.map_err(EngineError::Thread)?);
+        let counts_uses = config.tiering.admit_after_uses > 1;
         directory.set_commit_listener(Arc::new(Told {
+            counts_uses,
             tiering: Arc::downgrade(&tiering),
             promises: Arc::downgrade(&promises),
         }));
@@ -164,7 +177,7 @@ impl Tier {
             tiering,
             memory,
             backends: weak,
-            counts_uses: config.tiering.admit_after_uses > 1,
+            counts_uses,
             promises,
             close_deadline: config.close_deadline,
         })
