@@ -18,6 +18,8 @@ mod object;
 mod sync;
 
 #[cfg(not(loom))]
+mod copy;
+#[cfg(not(loom))]
 mod fds;
 mod index;
 #[cfg(not(loom))]
@@ -41,6 +43,8 @@ mod slot_table;
 #[cfg(not(loom))]
 mod write_back;
 
+#[cfg(not(loom))]
+pub use copy::{CopyKernel, checksum, copy, copy_out, copy_out_verified, copy_with_checksum};
 #[cfg(not(loom))]
 pub use fds::{MAX_FDS, recv_with_fds, send_with_fds, send_with_fds_by};
 pub use fork::ForkGuard;
