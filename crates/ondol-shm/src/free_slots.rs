@@ -2,7 +2,7 @@
 //! the server has to look through stays small.
 //!
 //! Slots are kept in groups of 64, a bit for each: one atomic operation takes as many slots of a group as are needed, and
-//! one gives a slot back. Threads begin at different groups, so that they rarely meet in one.
+//! one gives a slot back. Threads begin at groups of different cache lines, so that they rarely meet in one.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,19 +10,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// A set of slot numbers without a lock.
 #[derive(Debug)]
 pub(crate) struct FreeSlots {
-    groups: Box<[Group]>,
-    /// A bit for each group in which no slot was free when somebody last looked.
-    full: Box<[AtomicU64]>,
-    /// Slots of the last group that do not exist, and always count as taken.
-    beyond: u64,
+    lines: Box<[Line]>,
+    /// Slots of the last line that do not exist, and always count as taken.
+    beyond: u32,
 }
 
-/// Slots that are taken: a bit each, on a cache line of its own.
-#[derive(Debug, Default)]
+/// The slots of some groups that are taken: a bit each.
+#[derive(Debug)]
 #[repr(align(64))]
-struct Group {
-    taken: AtomicU64,
-}
+struct Line([AtomicU64; GROUPS]);
 
 /// Slots of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,27 +27,37 @@ pub(crate) struct SlotGroup {
     bits: u64,
 }
 
+/// Slots that were free until now.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) slots: SlotGroup,
+    /// Whether no slot of their group was taken before.
+    pub(crate) was_idle: bool,
+}
+
+/// Slots that are to be given back.
+pub(crate) struct Returning<'s> {
+    taken: &'s AtomicU64,
+    bits: u64,
+}
+
 /// Number of slots in a group.
 const GROUP: usize = 64;
-/// Threads begin at so many different groups ...
-const STARTS: usize = 16;
-/// ... that are so many groups apart: a batch of 256 slots.
-const START_STEP: usize = 4;
-const _: () = assert!(
-    STARTS * START_STEP <= 64,
-    "a start lies in the first word of `full`"
-);
+/// Number of groups in a line.
+const GROUPS: usize = 8;
+/// Threads begin at so many different lines.
+const STARTS: usize = 8;
 
 thread_local! {
     static START: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
+/// The line at which this thread begins.
 fn start() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     START.with(|start| {
         if start.get() == usize::MAX {
-            let thread = NEXT.fetch_add(1, Ordering::Relaxed);
-            start.set(thread % STARTS * START_STEP);
+            start.set(NEXT.fetch_add(1, Ordering::Relaxed) % STARTS);
         }
         start.get()
     })
@@ -60,107 +66,82 @@ fn start() -> usize {
 impl FreeSlots {
     /// The slots `0..count`.
     pub(crate) fn new(count: u32) -> Self {
-        let groups: Box<[Group]> = (0..(count as usize).div_ceil(GROUP))
-            .map(|_| Group::default())
-            .collect();
-        let full: Box<[AtomicU64]> = (0..groups.len().div_ceil(64))
-            .map(|_| AtomicU64::new(0))
-            .collect();
-        let mut beyond = 0;
-        if let (Some(last), used @ 1..) = (groups.last(), count as usize % GROUP) {
-            beyond = !0 << used;
-            last.taken.store(beyond, Ordering::Relaxed);
-        }
-        if let (Some(last), used @ 1..) = (full.last(), groups.len() % 64) {
-            last.store(!0 << used, Ordering::Relaxed);
-        }
+        let group = |number: usize| {
+            let exist = (count as usize).saturating_sub(number * GROUP);
+            AtomicU64::new(if exist < GROUP { !0 << exist } else { 0 })
+        };
+        let line = |line: usize| Line(std::array::from_fn(|at| group(line * GROUPS + at)));
+        let lines = (count as usize).div_ceil(GROUPS * GROUP);
         Self {
-            groups,
-            full,
-            beyond,
+            lines: (0..lines).map(line).collect(),
+            beyond: (lines * GROUPS * GROUP) as u32 - count,
         }
     }
 
     /// Takes one slot.
     pub(crate) fn take(&self) -> Option<u32> {
-        self.take_group(1)?.pop()
+        self.take_some(1)?.slots.pop()
     }
 
     /// Takes at least one and at most `wanted` slots, all of one group; `None` if no slot is free or none is wanted.
-    pub(crate) fn take_group(&self, wanted: usize) -> Option<SlotGroup> {
-        if self.full.is_empty() || wanted == 0 {
-            return None;
-        }
-        let from_start = [(0, !0 << start())];
-        let rest = (1..self.full.len()).map(|word| (word, !0));
-        for (word, mask) in from_start.into_iter().chain(rest).chain([(0, !0)]) {
-            let mut open = !self.full[word].load(Ordering::Relaxed) & mask;
-            while open != 0 {
-                let number = word * 64 + open.trailing_zeros() as usize;
-                if let Some(bits) = self.take_from(number, wanted) {
-                    return Some(SlotGroup { number, bits });
+    pub(crate) fn take_some(&self, wanted: usize) -> Option<Taken> {
+        let (before, from) = self.lines.split_at(start().min(self.lines.len()));
+        let numbers = (before.len()..self.lines.len()).chain(0..before.len());
+        for (line, groups) in numbers.zip(from.iter().chain(before)) {
+            for (at, group) in groups.0.iter().enumerate() {
+                if let Some((bits, was_idle)) = take_from(group, wanted) {
+                    let number = line * GROUPS + at;
+                    let slots = SlotGroup { number, bits };
+                    return Some(Taken { slots, was_idle });
                 }
-                open &= open - 1;
             }
         }
         None
     }
 
-    fn take_from(&self, number: usize, wanted: usize) -> Option<u64> {
-        let taken = &self.groups[number].taken;
-        let mut before = taken.load(Ordering::Relaxed);
-        loop {
-            let pick = lowest(!before, wanted);
-            if pick == 0 {
-                self.note_full(number);
-                return None;
-            }
-            // Acquire: what the last holder did to the slot is done.
-            before = taken.fetch_or(pick, Ordering::SeqCst);
-            let got = pick & !before;
-            if before | pick == !0 {
-                self.note_full(number);
-            }
-            if got != 0 {
-                return Some(got);
-            }
-            before |= pick;
-        }
-    }
-
-    /// Notes that a group has no free slot. Whoever gives back a slot of a group without a free one strikes the note out;
-    /// as that may have happened before the note was made, its maker looks again. The order of both sides' operations is the one order of
-    /// all that are sequentially consistent.
-    fn note_full(&self, number: usize) {
-        let (full, bit) = (&self.full[number / 64], 1 << (number % 64));
-        full.fetch_or(bit, Ordering::SeqCst);
-        if self.groups[number].taken.load(Ordering::SeqCst) != !0 {
-            full.fetch_and(!bit, Ordering::SeqCst);
-        }
+    /// Slots that were taken, to be given back.
+    pub(crate) fn returning(&self, slots: SlotGroup) -> Returning<'_> {
+        let SlotGroup { number, bits } = slots;
+        let taken = &self.lines[number / GROUPS].0[number % GROUPS];
+        Returning { taken, bits }
     }
 
     /// Gives a slot back that was taken.
     pub(crate) fn give_back(&self, slot: u32) {
-        self.give_back_group(SlotGroup {
-            number: slot as usize / GROUP,
-            bits: 1 << (slot as usize % GROUP),
-        });
-    }
-
-    /// Gives slots back that were taken.
-    pub(crate) fn give_back_group(&self, group: SlotGroup) {
-        let SlotGroup { number, bits } = group;
-        let before = self.groups[number].taken.fetch_and(!bits, Ordering::SeqCst);
-        if before == !0 {
-            self.full[number / 64].fetch_and(!(1 << (number % 64)), Ordering::SeqCst);
-        }
+        self.returning(SlotGroup::of(slot)).give();
     }
 
     /// Number of slots that are taken, which others may be changing.
     pub(crate) fn taken(&self) -> usize {
-        let taken = |group: &Group| group.taken.load(Ordering::Relaxed).count_ones();
-        let taken: u32 = self.groups.iter().map(taken).sum();
-        (taken - self.beyond.count_ones()) as usize
+        let groups = self.lines.iter().flat_map(|line| &line.0);
+        let taken: u32 = groups
+            .map(|group| group.load(Ordering::Relaxed).count_ones())
+            .sum();
+        (taken - self.beyond) as usize
+    }
+}
+
+fn take_from(group: &AtomicU64, wanted: usize) -> Option<(u64, bool)> {
+    let mut before = group.load(Ordering::Relaxed);
+    loop {
+        let pick = lowest(!before, wanted);
+        if pick == 0 {
+            return None;
+        }
+        // What the last holder did to the slot happens before what the next one does.
+        before = group.fetch_or(pick, Ordering::Acquire);
+        if pick & !before != 0 {
+            return Some((pick & !before, before == 0));
+        }
+    }
+}
+
+impl Returning<'_> {
+    /// Gives the slots back; whether no slot of their group is taken now.
+    ///
+    /// Nothing is accessed after the one operation that does it: the set may end with its last slot.
+    pub(crate) fn give(self) -> bool {
+        self.taken.fetch_and(!self.bits, Ordering::AcqRel) == self.bits
     }
 }
 
@@ -168,7 +149,15 @@ impl SlotGroup {
     /// No slot.
     pub(crate) const EMPTY: Self = Self { number: 0, bits: 0 };
 
-    /// The lowest slot, which is no longer in the group then.
+    /// One slot.
+    pub(crate) fn of(slot: u32) -> Self {
+        Self {
+            number: slot as usize / GROUP,
+            bits: 1 << (slot as usize % GROUP),
+        }
+    }
+
+    /// The lowest slot, which is no longer among them then.
     pub(crate) fn pop(&mut self) -> Option<u32> {
         let bit = (self.bits != 0).then(|| self.bits.trailing_zeros())?;
         self.bits &= self.bits - 1;
@@ -180,12 +169,12 @@ impl SlotGroup {
         (self.number * GROUP) as u32
     }
 
-    /// Number of slots in it.
+    /// Number of slots.
     pub(crate) fn len(self) -> usize {
         self.bits.count_ones() as usize
     }
 
-    /// Whether there is no slot in it.
+    /// Whether there is no slot.
     pub(crate) fn is_empty(self) -> bool {
         self.bits == 0
     }
@@ -209,19 +198,18 @@ mod tests {
     use std::collections::BTreeSet;
     use std::sync::atomic::AtomicBool;
 
-    /// The slots of a group.
-    fn slots(mut group: SlotGroup) -> Vec<u32> {
-        std::iter::from_fn(|| group.pop()).collect()
+    fn slots(mut taken: Taken) -> Vec<u32> {
+        std::iter::from_fn(|| taken.slots.pop()).collect()
     }
 
     #[test]
     fn each_slot_is_taken_once_and_none_beyond_the_last() {
-        for count in [0, 1, 63, 64, 65, 128, 4095, 4096, 5000, 65_536] {
+        for count in [0, 1, 63, 64, 65, 512, 4095, 4096, 5000, 65_536] {
             for wanted in [1, 7, 64, 300] {
                 let free = FreeSlots::new(count);
                 let mut taken = BTreeSet::new();
-                while let Some(group) = free.take_group(wanted) {
-                    let slots = slots(group);
+                while let Some(taken_now) = free.take_some(wanted) {
+                    let slots = slots(taken_now);
                     assert!((1..=wanted.min(64)).contains(&slots.len()), "{slots:?}");
                     for slot in slots {
                         assert!(slot < count && taken.insert(slot), "{slot} of {count}");
@@ -229,7 +217,9 @@ mod tests {
                 }
                 assert_eq!(taken.len(), count as usize);
                 assert_eq!(free.taken(), count as usize);
-                taken.into_iter().for_each(|slot| free.give_back(slot));
+                for slot in taken {
+                    free.give_back(slot);
+                }
                 assert_eq!(free.taken(), 0);
                 assert_eq!(free.take().is_some(), count > 0);
             }
@@ -243,20 +233,34 @@ mod tests {
         for round in 0..1000 {
             let mut wanted = 100 + round % 156;
             let mut held = Vec::new();
-            while let Some(group) = free.take_group(wanted) {
-                wanted -= slots(group).len();
-                held.extend(slots(group));
+            while let Some(taken) = free.take_some(wanted) {
+                wanted -= taken.slots.len();
+                held.extend(slots(taken));
             }
-            held.iter().for_each(|slot| free.give_back(*slot));
-            used.extend(held);
+            for slot in held {
+                free.give_back(slot);
+                used.insert(slot);
+            }
         }
         assert!(used.len() <= 256, "{}", used.len());
     }
 
     #[test]
+    fn a_group_tells_its_first_slot_and_its_last_one() {
+        let free = FreeSlots::new(128);
+        let first = free.take_some(2).unwrap();
+        assert!(first.was_idle);
+        let second = free.take_some(64).unwrap();
+        assert!(!second.was_idle);
+        assert!(!free.returning(first.slots).give());
+        assert!(free.returning(second.slots).give());
+        assert!(free.take_some(1).unwrap().was_idle);
+    }
+
+    #[test]
     fn a_slot_that_is_given_back_to_a_full_table_is_found() {
         let free = FreeSlots::new(65_536);
-        while free.take_group(64).is_some() {}
+        while free.take_some(64).is_some() {}
         for slot in [65_535, 0, 4096, 40_000] {
             free.give_back(slot);
             assert_eq!(free.take(), Some(slot));
@@ -274,8 +278,8 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..20_000 {
                         let mut held = Vec::new();
-                        while let Some(mut group) = slots.take_group(1 + (round + thread) % 40) {
-                            while let Some(slot) = group.pop() {
+                        while let Some(mut group) = slots.take_some(1 + (round + thread) % 40) {
+                            while let Some(slot) = group.slots.pop() {
                                 assert!(!taken[slot as usize].swap(true, Ordering::SeqCst));
                                 held.push(slot);
                             }
@@ -293,6 +297,6 @@ mod tests {
         });
         assert_eq!(slots.taken(), 0);
         let all = std::iter::from_fn(|| slots.take()).count();
-        assert_eq!(all, 130, "a group without a slot in use counts as full");
+        assert_eq!(all, 130, "a slot was lost");
     }
 }

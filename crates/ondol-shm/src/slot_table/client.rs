@@ -4,13 +4,15 @@ use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ondol_plugin::RegionId;
+
 use super::SLOTS;
 use super::layout::{
     Header, RETURN_PLACES, Return, Slot, TABLE_BYTES, block_bit, check, hit_at, position_word,
     return_at, slot_at, word_position,
 };
 use crate::fences::Real;
-use crate::free_slots::{FreeSlots, SlotGroup};
+use crate::free_slots::{FreeSlots, SlotGroup, Taken};
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::{ForkGuard, Grant, PageId, WriteMapping, hazard};
 
@@ -26,11 +28,21 @@ pub struct SlotTable {
 }
 
 /// A hold on a page that stands in a slot; it ends when it is dropped, without a message.
+///
+/// # Invariant
+/// Its slot is taken, and each group of slots of which one is taken owns a count of the table's `Arc`. So the table lives
+/// at least as long, and a batch of leases costs as many atomic operations as it has groups.
 pub struct SlotLease {
-    table: Arc<SlotTable>,
-    page: PageId,
+    table: *const SlotTable,
+    region: u32,
+    index: u32,
     slot: u32,
 }
+
+// SAFETY: a lease gives access to the table, which threads may share, and moving it moves a count of an `Arc`.
+unsafe impl Send for SlotLease {}
+// SAFETY: as above.
+unsafe impl Sync for SlotLease {}
 
 impl SlotTable {
     /// Maps the table that the server made for this client, and for nobody before.
@@ -180,14 +192,19 @@ impl Publisher<'_> {
             .store(self.now, Ordering::Relaxed);
         hazard::publish(self.table.slot(slot), word);
         Some(SlotLease {
-            table: Arc::clone(self.table),
-            page,
+            table: Arc::as_ptr(self.table),
+            region: (word >> 32) as u32,
+            index: page.index,
             slot,
         })
     }
 
     fn refill(&mut self) -> Option<()> {
-        let slots = self.table.free.take_group(self.wanted)?;
+        let Taken { slots, was_idle } = self.table.free.take_some(self.wanted)?;
+        if was_idle {
+            // The group's count. None of its slots was taken; those that are now stay so until it is there.
+            let _ = Arc::into_raw(Arc::clone(self.table));
+        }
         self.wanted -= slots.len();
         // A group of slots lies in one block.
         let bit = block_bit(slots.first());
@@ -199,8 +216,9 @@ impl Publisher<'_> {
 
 impl Drop for Publisher<'_> {
     fn drop(&mut self) {
-        if !self.slots.is_empty() {
-            self.table.free.give_back_group(self.slots);
+        if !self.slots.is_empty() && self.table.free.returning(self.slots).give() {
+            // SAFETY: the group's count of this `Arc`, added when its first slot was taken; the last one was just given back.
+            unsafe { Arc::decrement_strong_count(Arc::as_ptr(self.table)) };
         }
     }
 }
@@ -208,16 +226,27 @@ impl Drop for Publisher<'_> {
 impl SlotLease {
     /// The page that is held.
     pub fn page(&self) -> PageId {
-        self.page
+        PageId {
+            region: RegionId(u64::from(self.region)),
+            index: self.index,
+        }
     }
 }
 
 impl Drop for SlotLease {
     fn drop(&mut self) {
+        // SAFETY: the slot's group owns a count of the table's `Arc` as long as the slot is taken.
+        let table = unsafe { &*self.table };
         // A forked child has the value but not the hold, which is its parent's.
-        if self.table.fork.is_home() {
-            hazard::withdraw::<Real>(self.table.slot(self.slot));
-            self.table.free.give_back(self.slot);
+        if !table.fork.is_home() {
+            return;
+        }
+        hazard::withdraw::<Real>(table.slot(self.slot));
+        // From here on the table may be gone, unless the group's count is this lease's to end.
+        if table.free.returning(SlotGroup::of(self.slot)).give() {
+            // SAFETY: the pointer is an `Arc`'s, and this the group's count: it was added when the group's first slot was
+            // taken, and the last one was just given back.
+            unsafe { Arc::decrement_strong_count(self.table) };
         }
     }
 }

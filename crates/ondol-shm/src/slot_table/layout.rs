@@ -72,6 +72,10 @@ const HITS: usize = HEADER_BYTES + SLOTS as usize * SLOT_BYTES;
 const RETURNS: usize = HITS + HIT_PLACES as usize * 8;
 pub(super) const TABLE_BYTES: u64 = (RETURNS + RETURN_PLACES as usize * RETURN_BYTES) as u64;
 const _: () = assert!(HEADER_BYTES == 512 && SLOT_BYTES == 16 && RETURN_BYTES == 16);
+const _: () = assert!(
+    SLOTS.is_multiple_of(64),
+    "a group of slots can be without one that is taken"
+);
 const _: () = assert!(HIT_PLACES.is_power_of_two() && RETURN_PLACES.is_power_of_two());
 
 pub(super) const fn slot_at(slot: u32) -> usize {

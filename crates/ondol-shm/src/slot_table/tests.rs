@@ -3,6 +3,7 @@ use crate::fences::Real;
 use crate::{Generation, Grant, PageId, hazard};
 use ondol_plugin::RegionId;
 use std::fs::{self, OpenOptions};
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
@@ -243,8 +244,8 @@ fn a_client_that_cuts_its_table_short_is_an_error_and_no_more() {
     let (_dir, path) = path();
     let mut view = SlotTableView::create(&path).unwrap();
     let table = SlotTable::open(view.open_for_client().unwrap().as_fd()).unwrap();
-    let lease = hold(&table, [1]);
-    std::mem::forget(lease);
+    // Not dropped, as to write where there is no file any more ends the process.
+    let _lease = ManuallyDrop::new(hold(&table, [1]));
     fs::File::options()
         .write(true)
         .open(&path)
