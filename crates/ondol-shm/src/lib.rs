@@ -69,7 +69,7 @@ pub use peer::{PeerCredentials, peer_groups};
 #[cfg(not(loom))]
 pub use process::{Liveness, Process, ProcessIdentity, boot_id, process_start_time};
 #[cfg(not(loom))]
-pub use region::{LeasedBytes, PageBytes, ReadRegion, RegionError, WriteRegion};
+pub use region::{Hold, LeasedBytes, PageBytes, ReadRegion, RegionError, WriteRegion};
 #[cfg(not(loom))]
 pub use slot_table::{
     HIT_PLACES, HeldPage, SLOTS, SlotLease, SlotTable, SlotTableView, monotonic_ms,

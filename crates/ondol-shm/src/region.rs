@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ondol_plugin::RegionSpan;
 
 use crate::claims::Claims;
-use crate::{Lease, Location, PageId, ReadMapping, WriteMapping};
+use crate::{Lease, Location, PageId, ReadMapping, SlotLease, WriteMapping};
 
 /// Why bytes of a region cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,7 +92,10 @@ impl Geometry {
 
 /// A region mapped for reading.
 #[derive(Clone, Debug)]
-pub struct ReadRegion {
+pub struct ReadRegion(Arc<MappedRegion>);
+
+#[derive(Debug)]
+struct MappedRegion {
     mapping: Arc<ReadMapping>,
     geometry: Geometry,
 }
@@ -108,67 +111,94 @@ impl ReadRegion {
         stride: u64,
     ) -> Result<Self, RegionError> {
         let geometry = Geometry::new(span, stride, mapping.len())?;
-        Ok(Self { mapping, geometry })
+        Ok(Self(Arc::new(MappedRegion { mapping, geometry })))
     }
 
     /// The region's extent.
     pub fn span(&self) -> RegionSpan {
-        self.geometry.span
+        self.0.geometry.span
     }
 
-    /// The bytes at `location`, kept from reuse by `lease`.
+    /// The bytes at `location`, kept from reuse by `hold`.
     ///
     /// # Errors
     /// [`RegionError::OutsideRegion`] if the location does not fit.
-    pub fn view(&self, location: Location, lease: Lease) -> Result<LeasedBytes, RegionError> {
-        let (start, len) = self.geometry.range(location.page, location.len)?;
+    pub fn view(
+        &self,
+        location: Location,
+        hold: impl Into<Hold>,
+    ) -> Result<LeasedBytes, RegionError> {
+        let hold = hold.into();
+        if let Hold::Slot(lease) = &hold {
+            debug_assert_eq!(lease.page(), location.page, "a hold on another page");
+        }
+        let (start, len) = self.0.geometry.range(location.page, location.len)?;
         Ok(LeasedBytes {
-            mapping: Arc::clone(&self.mapping),
-            span: self.geometry.span,
+            region: self.clone(),
             start,
             len,
-            lease,
+            hold,
         })
+    }
+}
+
+/// What keeps a page from reuse while it is read; ends when dropped.
+#[derive(Debug)]
+pub enum Hold {
+    /// A lease that the server granted.
+    Booked(Lease),
+    /// A lease that its reader took.
+    Slot(SlotLease),
+}
+
+impl From<Lease> for Hold {
+    fn from(lease: Lease) -> Self {
+        Self::Booked(lease)
+    }
+}
+
+impl From<SlotLease> for Hold {
+    fn from(lease: SlotLease) -> Self {
+        Self::Slot(lease)
     }
 }
 
 /// The bytes of an object in shared memory, readable for as long as this guard lives.
 pub struct LeasedBytes {
-    mapping: Arc<ReadMapping>,
-    span: RegionSpan,
+    region: ReadRegion,
     start: usize,
     len: usize,
     // Dropped with the guard, after which no slice of it is left.
-    lease: Lease,
+    hold: Hold,
 }
 
 impl LeasedBytes {
     /// The region that holds the bytes.
     pub fn region(&self) -> RegionSpan {
-        self.span
+        self.region.span()
     }
 
     /// First byte of the object within its region.
     pub fn offset_in_region(&self) -> u64 {
-        self.start as u64 - self.span.offset
+        self.start as u64 - self.region().offset
     }
 }
 
 impl Deref for LeasedBytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range was checked against the mapping when the guard was made; the lease lives as long.
-        unsafe { self.mapping.slice(self.start, self.len) }
+        // SAFETY: the range was checked against the mapping when the guard was made; the hold lives as long.
+        unsafe { self.region.0.mapping.slice(self.start, self.len) }
     }
 }
 
 impl fmt::Debug for LeasedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LeasedBytes")
-            .field("region", &self.span.region_id)
+            .field("region", &self.region().region_id)
             .field("offset", &self.offset_in_region())
             .field("len", &self.len)
-            .field("lease", &self.lease)
+            .field("hold", &self.hold)
             .finish()
     }
 }
@@ -267,7 +297,7 @@ impl fmt::Debug for PageBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Generation, LeaseSlots, create_lease_table};
+    use crate::{Generation, LeaseSlots, SlotTable, SlotTableView, create_lease_table};
     use ondol_plugin::RegionId;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::os::fd::AsFd;
@@ -323,6 +353,33 @@ mod tests {
         let bytes = read.view(location(2, 5), slots.propose().unwrap()).unwrap();
         assert_eq!(&*bytes, b"ondol");
         assert_eq!(bytes.offset_in_region(), 6000);
+    }
+
+    #[test]
+    fn what_is_read_stays_held_until_its_bytes_are_let_go() {
+        let file = file();
+        let mapping = Arc::new(ReadMapping::new(file.as_fd(), 16384).unwrap());
+        let read = ReadRegion::new(mapping, SPAN, 3000).unwrap();
+        let view = SlotTableView::create_anonymous().unwrap();
+        let table = SlotTable::open(view.open_for_client().unwrap().as_fd()).unwrap();
+        let lease = table.publisher(1, 0).publish(page(2)).unwrap();
+        let bytes = read.view(location(2, 5), lease).unwrap();
+        assert_eq!(&*bytes, [0; 5]);
+        let held = || {
+            let mut held = Vec::new();
+            view.scan(|now| held.push(now.page)).unwrap();
+            held
+        };
+        assert_eq!(held(), [page(2)]);
+        drop((read, table));
+        assert_eq!(held(), [page(2)]);
+        drop(bytes);
+        assert_eq!(held(), []);
+    }
+
+    #[test]
+    fn an_object_is_small() {
+        assert!(size_of::<LeasedBytes>() <= 56);
     }
 
     #[test]
