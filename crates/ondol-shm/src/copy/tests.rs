@@ -1,11 +1,14 @@
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::*;
+use crate::ReadMapping;
 
 fn kernels() -> impl Iterator<Item = CopyKernel> {
     let absent = CopyKernel::ALL
@@ -176,38 +179,52 @@ fn nothing_beside_source_and_target_is_touched() {
 
 #[test]
 fn who_is_told_of_a_copy_finds_it_whole() {
-    const ROUNDS: u64 = 2000;
-    const LEN: usize = PAGE_STREAM_BYTES + 40;
+    // Without the fence about one copy in a million is seen too early.
+    const COPIES: u64 = 200_000;
+    const PLACES: u64 = 64;
+    const WORDS: usize = PAGE / 8;
+    let len = PLACES as usize * PAGE;
+    let file = memfd_create("ondol-test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, len as u64).unwrap();
+    // One mapping to write and one to read, as two processes have them.
+    // SAFETY: the file has no name, so nobody else changes or shortens it.
+    let mut write = unsafe { memmap2::MmapOptions::new().len(len).map_mut(&file) }.unwrap();
+    let read = ReadMapping::new(file.as_fd(), len as u64).unwrap();
+    let (read, told) = (&read, &AtomicU64::new(0));
     for kernel in kernels() {
-        let mut page = Fenced::new(LEN.div_ceil(PAGE));
-        let place = page.start.addr();
-        let (told, taken, over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        let wait = |word: &AtomicU64, round| {
-            while word.load(Ordering::Acquire) < round && !over.load(Ordering::Relaxed) {
-                std::thread::yield_now();
-            }
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for round in 1..=ROUNDS {
-                    wait(&told, round);
-                    let at = std::ptr::with_exposed_provenance::<u8>(place);
-                    // SAFETY: the writer waits until `taken` says that this slice is gone.
-                    let found = unsafe { std::slice::from_raw_parts(at, LEN) };
-                    let is_whole = found.iter().all(|byte| *byte == round as u8);
-                    over.store(!is_whole, Ordering::Relaxed);
-                    taken.store(round, Ordering::Release);
-                    assert!(is_whole, "{kernel:?} in round {round}");
+        told.store(0, Ordering::Relaxed);
+        write.fill(0);
+        let stale = std::thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let mut stale = 0;
+                let mut seen = 0;
+                while seen < COPIES {
+                    // Not looked at all the time, so that the line stays with the writer and is changed at once.
+                    (0..300).for_each(|_| std::hint::spin_loop());
+                    seen = told.load(Ordering::Acquire);
+                    let place = (seen % PLACES) as usize * PAGE;
+                    for word in [WORDS - 1, WORDS - 9, WORDS / 2, 0] {
+                        let word = read.word(place + word * 8);
+                        // SAFETY: a word of a mapping that lives; others change it as a whole.
+                        let found = unsafe { &*word.cast::<AtomicU64>() }.load(Ordering::Relaxed);
+                        // A newer copy to the same place is no fault.
+                        stale += u64::from(found < seen);
+                    }
                 }
+                stale
             });
-            let _ = page.start.expose_provenance();
-            for round in 1..=ROUNDS {
-                let source = [round as u8; LEN];
-                kernel.copy(&mut page.bytes()[..LEN], &source);
-                told.store(round, Ordering::Release);
-                wait(&taken, round);
+            let (places, _) = write.as_chunks_mut::<PAGE>();
+            for number in 1..=COPIES {
+                let source = [number.to_ne_bytes(); WORDS];
+                kernel.copy(
+                    &mut places[(number % PLACES) as usize],
+                    source.as_flattened(),
+                );
+                told.store(number, Ordering::Release);
             }
+            reader.join().unwrap()
         });
+        assert_eq!(stale, 0, "{kernel:?}: words that were not there yet");
     }
 }
 
