@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ondol_plugin::{Key, RegionId, RegionSpan};
 use ondol_protocol::{
     Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
-    DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, RefusedCommit,
-    RegionInfo, Retrieve, Retrieved, StaleReason,
+    DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, IndexFiles, Listing, Pin, PinOutcome,
+    RefusedCommit, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_shm::{
-    BackingId, Generation, HandleSecret, Location, ObjectMeta, PageId, RegionHandle,
-    create_lease_table,
+    BackingId, Generation, HandleSecret, IndexWriter, IndexedObject, Location, ObjectMeta, PageId,
+    RecordId, RegionHandle, SlotTableView, create_lease_table,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -60,7 +60,19 @@ pub(crate) struct State {
     pub(crate) left: HashSet<ClientId>,
     /// The clients of all leaves that were heard.
     pub(crate) leaves: Vec<ClientId>,
+    /// The index, if there is one.
+    pub(crate) index: Option<FakeIndex>,
+    pub(crate) tables: HashMap<ClientId, SlotTableView>,
+    /// Keys of the retrieves that came.
+    pub(crate) asked: Vec<Vec<Key>>,
     generation: u64,
+}
+
+/// An index and what it needs.
+#[derive(Debug)]
+pub(crate) struct FakeIndex {
+    pub(crate) writer: IndexWriter,
+    records: HashMap<Key, RecordId>,
 }
 
 #[derive(Debug)]
@@ -150,8 +162,92 @@ impl FakeEngine {
 }
 
 impl State {
+    /// From now on there is an index with all objects, or another one than before.
+    pub(crate) fn open_index(&mut self) {
+        self.close_index();
+        self.generation += 1;
+        let mut index = FakeIndex {
+            writer: IndexWriter::create(1000, 32, self.generation).unwrap(),
+            records: HashMap::new(),
+        };
+        for (key, hit) in &self.objects {
+            index.insert(key, *hit, false);
+        }
+        self.index = Some(index);
+        self.set_incarnations();
+    }
+
+    /// There is no index any more.
+    pub(crate) fn close_index(&mut self) {
+        if let Some(mut index) = self.index.take() {
+            index.writer.retire();
+        }
+    }
+
+    fn set_incarnations(&self) {
+        let incarnation = self
+            .index
+            .as_ref()
+            .map_or(0, |index| index.writer.incarnation());
+        for table in self.tables.values() {
+            table.set_incarnation(incarnation).unwrap();
+        }
+    }
+
+    fn index_files(&mut self, client: ClientId) -> Option<IndexFiles> {
+        self.index.as_ref()?;
+        let new = || SlotTableView::create_anonymous().unwrap();
+        self.tables.entry(client).or_insert_with(new);
+        self.set_incarnations();
+        Some(IndexFiles {
+            index: self.index.as_ref()?.writer.open_for_reader().unwrap(),
+            slots: self.tables[&client].open_for_client().unwrap(),
+        })
+    }
+
+    /// Readers are to ask for this object.
+    pub(crate) fn doubt(&mut self, key: &Key) {
+        let hit = self.objects[key];
+        let index = self.index.as_mut().unwrap();
+        index.remove(key);
+        index.insert(key, hit, true);
+    }
+
+    /// Takes back what the client returned through its table.
+    pub(crate) fn take_returns(&mut self, client: ClientId) {
+        if let Some(table) = self.tables.get_mut(&client) {
+            let granted = &mut self.granted;
+            let take = |grant: Grant| {
+                granted.remove(&grant.page);
+            };
+            table.drain_returns(take).unwrap();
+            table.returns_done().unwrap();
+        }
+    }
+
+    /// Pages that the client holds by slots.
+    pub(crate) fn held(&self, client: ClientId) -> usize {
+        let mut held = 0;
+        self.tables[&client].scan(|_| held += 1).unwrap();
+        held
+    }
+
     pub(crate) fn pins_of(&self, key: &Key) -> usize {
         self.pins.iter().filter(|(_, pin)| pin.key == *key).count()
+    }
+}
+
+impl FakeIndex {
+    fn insert(&mut self, key: &Key, Hit { location, meta }: Hit, unverified: bool) {
+        let object = IndexedObject { location, meta };
+        let record = self.writer.insert(key, &object, unverified).unwrap();
+        self.records.insert(key.clone(), record);
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Some(record) = self.records.remove(key) {
+            self.writer.remove(record);
+        }
     }
 }
 
@@ -231,6 +327,7 @@ impl ControlPlane for FakePlane {
 
     fn grant(&self, request: GrantRequest) -> Result<Vec<Grant>, ControlError> {
         self.call("grant", |state| {
+            state.take_returns(self.id);
             if let Some(pages) = state.clients[&self.id].get(&request.request) {
                 return Ok(pages.clone());
             }
@@ -291,6 +388,9 @@ impl ControlPlane for FakePlane {
                     meta: commit.meta,
                 };
                 state.objects.insert(commit.key.clone(), hit);
+                if let Some(index) = &mut state.index {
+                    index.insert(&commit.key, hit, false);
+                }
                 CommitOutcome::Stored
             };
             Ok(commits.iter().map(commit).collect())
@@ -299,6 +399,7 @@ impl ControlPlane for FakePlane {
 
     fn retrieve(&self, request: &Retrieve) -> Result<Retrieved, ControlError> {
         self.call("retrieve", |state| {
+            state.asked.push(request.keys.clone());
             let hits = request.keys.iter();
             let hits = hits.map(|key| state.objects.get(key).copied()).collect();
             Ok(Retrieved {
@@ -307,6 +408,10 @@ impl ControlPlane for FakePlane {
                 pending: false,
             })
         })
+    }
+
+    fn index(&self) -> Result<Option<IndexFiles>, ControlError> {
+        self.call("index", |state| Ok(state.index_files(self.id)))
     }
 
     fn locate(&self, keys: &[Key]) -> Result<Vec<Option<Hit>>, ControlError> {
@@ -342,7 +447,10 @@ impl ControlPlane for FakePlane {
     fn delete(&self, keys: &[Key]) -> Result<Vec<DeleteOutcome>, ControlError> {
         self.call("delete", |state| {
             let delete = |key: &Key| match state.objects.remove(key) {
-                Some(_) => DeleteOutcome::Deleted,
+                Some(_) => {
+                    state.index.iter_mut().for_each(|index| index.remove(key));
+                    DeleteOutcome::Deleted
+                }
                 None => DeleteOutcome::Absent,
             };
             Ok(keys.iter().map(delete).collect())
@@ -369,6 +477,7 @@ impl ControlPlane for FakePlane {
     fn leave(&self) -> Result<(), ControlError> {
         self.call("leave", |state| {
             let id = self.id;
+            state.take_returns(id);
             state.pins.retain(|(client, _)| *client != id);
             state.left.insert(id);
             state.leaves.push(id);

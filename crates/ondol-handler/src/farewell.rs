@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use ondol_protocol::{ControlError, ControlPlane};
-use ondol_shm::{ForkGuard, LeaseSlots};
+use ondol_shm::{ForkGuard, LeaseSlots, SlotTable};
 use parking_lot::Mutex;
 
 use crate::stock::Stock;
@@ -35,7 +35,8 @@ struct Kept {
 pub(crate) struct Farewell {
     plane: Arc<dyn ControlPlane>,
     stock: Arc<Stock>,
-    slots: Arc<LeaseSlots>,
+    leases: Arc<LeaseSlots>,
+    slots: Option<Arc<SlotTable>>,
     /// Where it can be said later.
     place: Option<PathBuf>,
 }
@@ -55,12 +56,14 @@ impl Farewell {
     pub(crate) fn new(
         plane: &Arc<dyn ControlPlane>,
         stock: &Arc<Stock>,
-        slots: &Arc<LeaseSlots>,
+        leases: &Arc<LeaseSlots>,
+        slots: Option<&Arc<SlotTable>>,
     ) -> Self {
         Self {
             plane: Arc::clone(plane),
             stock: Arc::clone(stock),
-            slots: Arc::clone(slots),
+            leases: Arc::clone(leases),
+            slots: slots.cloned(),
             place: plane.place().map(Path::to_owned),
         }
     }
@@ -102,9 +105,14 @@ impl Farewell {
                 Said::Done
             }
             Err(error) => Said::Unheard(error),
-            Ok(()) if self.slots.in_use() == 0 && self.stock.is_empty() => Said::Done,
+            Ok(()) if self.holds_nothing() => Said::Done,
             Ok(()) => Said::ForNow,
         }
+    }
+
+    fn holds_nothing(&self) -> bool {
+        let leased = self.leases.in_use() + self.slots.as_ref().map_or(0, |slots| slots.in_use());
+        leased == 0 && self.stock.is_empty()
     }
 
     fn is_of(&self, other: &Self) -> bool {

@@ -2,19 +2,17 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use ondol_plugin::{HandlerView, Key, RegionId};
-use ondol_protocol::{ClientInfo, ControlError, ControlPlane, Hit, Prefetch, Retrieve};
-use ondol_shm::{ForkGuard, LEASE_SLOTS, Lease, LeaseSlots};
+use ondol_protocol::{ClientInfo, ControlPlane, Prefetch};
+use ondol_shm::{ForkGuard, LeaseSlots};
 
-use crate::batch::Sighting;
+use crate::HandlerError;
 use crate::farewell::{self, Farewell};
-use crate::object::Object;
+use crate::index::{OwnTable, SharedIndex};
 use crate::pins::Pins;
 use crate::regions::Regions;
 use crate::stock::Stock;
-use crate::{Expect, HandlerError};
 
 /// One connection to an engine, with everything that is only good with it.
 #[derive(Debug)]
@@ -24,21 +22,15 @@ pub(crate) struct Line {
     pub(crate) stock: Arc<Stock>,
     pub(crate) regions: Regions,
     pub(crate) pins: Pins,
-    pub(crate) slots: Arc<LeaseSlots>,
+    /// Leases that the engine books.
+    pub(crate) leases: Arc<LeaseSlots>,
+    /// What is found and leased without asking.
+    pub(crate) index: SharedIndex,
     pub(crate) home: ForkGuard,
     /// Whether the handler has left this connection.
     over: AtomicBool,
     /// The incarnation under which what was lost with the one before is settled.
     settled: AtomicU64,
-}
-
-/// What a look-up found, before any of it is an object.
-#[derive(Default)]
-pub(crate) struct Found {
-    pub(crate) hits: Vec<Option<(Hit, Lease)>>,
-    pub(crate) mismatches: u32,
-    /// Whether more is on its way from storage.
-    pending: bool,
 }
 
 impl Line {
@@ -47,19 +39,21 @@ impl Line {
         stock_bytes: u64,
     ) -> Result<Self, HandlerError> {
         let info = plane.client();
-        let open_slots =
+        let open_leases =
             || -> Result<_, HandlerError> { Ok(LeaseSlots::open(plane.lease_table()?.as_fd())?) };
-        let slots = open_slots().inspect_err(|_| {
+        let leases = open_leases().inspect_err(|_| {
             // Nobody else will say that this client is not used.
             let _ = plane.leave();
         })?;
+        let table = Arc::new(OwnTable::new());
         Ok(Self {
             plane,
             info,
-            stock: Arc::new(Stock::new(stock_bytes)),
+            stock: Arc::new(Stock::new(stock_bytes, Arc::clone(&table))),
             regions: Regions::default(),
             pins: Pins::new(),
-            slots,
+            leases,
+            index: SharedIndex::new(table),
             home: ForkGuard::new(),
             over: AtomicBool::new(false),
             settled: AtomicU64::new(info.incarnation),
@@ -82,6 +76,7 @@ impl Line {
             return false;
         }
         ondol_catalog::failpoint!("client.settle");
+        self.index.look_again();
         if let Err(error) = self.stock.settle(&*self.plane) {
             // Kept, and asked again when pages are needed, or by the next call on the next server.
             tracing::debug!(%error, "what the last server did not answer is not settled yet");
@@ -92,79 +87,6 @@ impl Line {
         }
         self.reached();
         true
-    }
-
-    /// Finds and leases objects. A lease that comes with a hit is booked at the engine; all others end here. A wait that is
-    /// longer than an answer may take is made of several.
-    pub(crate) fn find(
-        &self,
-        keys: &[Key],
-        group: u32,
-        prefix: bool,
-        expect: Expect,
-    ) -> Result<Found, HandlerError> {
-        let begun = Instant::now();
-        loop {
-            let left = expect.wait.saturating_sub(begun.elapsed());
-            let wait = left.min(self.plane.longest_wait());
-            let asked = Instant::now();
-            let found = self.find_once(keys, group, prefix, Expect { wait, ..expect })?;
-            // One that does not wait although it was asked to is not asked again and again.
-            let is_over = left <= wait || asked.elapsed() < wait / 2;
-            if !found.pending || is_over {
-                return Ok(found);
-            }
-        }
-    }
-
-    fn find_once(
-        &self,
-        keys: &[Key],
-        group: u32,
-        prefix: bool,
-        expect: Expect,
-    ) -> Result<Found, HandlerError> {
-        let mut leases: Vec<Option<Lease>> = Vec::with_capacity(keys.len());
-        for _ in keys {
-            let lease = self
-                .slots
-                .propose()
-                .ok_or_else(|| HandlerError::TooManyLeases {
-                    held: self.slots.in_use().saturating_sub(leases.len()) as u64,
-                    asked: keys.len() as u64,
-                    limit: LEASE_SLOTS.into(),
-                })?;
-            leases.push(Some(lease));
-        }
-        let request = Retrieve {
-            keys: keys.to_vec(),
-            leases: leases.iter().flatten().map(Lease::reference).collect(),
-            group,
-            prefix,
-            expect: expect.layout,
-            wait_ms: milliseconds(expect.wait),
-            expected_len: expect.object_bytes.unwrap_or(0),
-        };
-        ondol_catalog::failpoint!("client.retrieve.leased");
-        let answer = self.plane.retrieve(&request)?;
-        ondol_catalog::failpoint!("client.retrieve.answered");
-        if answer.hits.len() != keys.len() {
-            let found = answer.hits.len();
-            return Err(
-                ControlError::Protocol(format!("{found} answers to {} keys", keys.len())).into(),
-            );
-        }
-        let hits = answer
-            .hits
-            .into_iter()
-            .zip(&mut leases)
-            .map(|(hit, lease)| hit.zip(lease.take()))
-            .collect();
-        Ok(Found {
-            hits,
-            mismatches: answer.mismatches,
-            pending: answer.pending,
-        })
     }
 
     /// Has objects brought from storage, without waiting for it; whether any are on their way.
@@ -181,33 +103,6 @@ impl Line {
             wait_ms: 0,
         };
         Ok(self.plane.prefetch(&request)?.pending)
-    }
-
-    /// The object of a hit; maps its region if need be.
-    pub(crate) fn object(&self, hit: Hit, lease: Lease) -> Result<Object, HandlerError> {
-        let region = self.regions.get(&*self.plane, hit.location.page.region)?;
-        let bytes = region.read(&*self.plane)?.view(hit.location, lease)?;
-        Ok(Object::new(bytes, hit.meta))
-    }
-
-    /// What was found, without mapping anything for it.
-    pub(crate) fn sight(&self, found: Found) -> Result<Vec<Option<Sighting>>, HandlerError> {
-        let sight = |(hit, lease): (Hit, Lease)| {
-            let region = self.regions.get(&*self.plane, hit.location.page.region)?;
-            let elsewhere = Sighting::Elsewhere {
-                handle: region.info.handle.span,
-                kv_offset: u64::from(hit.location.page.index) * region.info.stride,
-                kv_length: hit.location.len,
-            };
-            let bytes = region
-                .mapped()
-                .and_then(|region| region.view(hit.location, lease).ok());
-            Ok(bytes.map_or(elsewhere, |bytes| {
-                Sighting::Mapped(Object::new(bytes, hit.meta))
-            }))
-        };
-        let hits = found.hits.into_iter();
-        hits.map(|hit| hit.map(sight).transpose()).collect()
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -229,7 +124,12 @@ impl Line {
     }
 
     pub(crate) fn farewell(&self) -> Farewell {
-        Farewell::new(&self.plane, &self.stock, &self.slots)
+        Farewell::new(&self.plane, &self.stock, &self.leases, self.index.slots())
+    }
+
+    /// Number of objects that are held.
+    pub(crate) fn leases_in_use(&self) -> usize {
+        self.leases.in_use() + self.index.slots().map_or(0, |slots| slots.in_use())
     }
 
     /// Gives the line up without a word: the engine does not know it any more. Objects that are still held keep their
@@ -238,11 +138,6 @@ impl Line {
         self.over.store(true, Ordering::Release);
         self.stock.abandon();
     }
-}
-
-/// Whole milliseconds, rounded up, so that a short wait is not none at all.
-fn milliseconds(wait: Duration) -> u32 {
-    u32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
 impl HandlerView for Line {

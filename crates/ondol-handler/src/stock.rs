@@ -1,12 +1,14 @@
 //! Pages that were granted to this client and are not in use, by page size.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ondol_protocol::{ControlError, ControlPlane, Grant, GrantRequest};
 use parking_lot::Mutex;
 
 use crate::error::may_be_done;
+use crate::index::OwnTable;
 
 const LARGEST_BATCH: u32 = 64;
 /// So many pages are returned with one message.
@@ -32,14 +34,17 @@ pub(crate) struct Stock {
     shelves: Mutex<Shelves>,
     next_request: AtomicU64,
     batch_bytes: u64,
+    table: Arc<OwnTable>,
 }
 
 impl Stock {
-    pub(crate) fn new(batch_bytes: u64) -> Self {
+    /// Pages are returned through the client's table, once there is one.
+    pub(crate) fn new(batch_bytes: u64, table: Arc<OwnTable>) -> Self {
         Self {
             shelves: Mutex::default(),
             next_request: AtomicU64::new(1),
             batch_bytes,
+            table,
         }
     }
 
@@ -58,7 +63,9 @@ impl Stock {
         }
         match self.fetch(plane, stride) {
             Err(ControlError::PoolFull(_) | ControlError::ShareExceeded { .. })
-                if self.give_back(plane).is_ok_and(|returned| returned > 0) =>
+                if self
+                    .give_back_unasked(plane)
+                    .is_ok_and(|returned| returned > 0) =>
             {
                 // What lay idle here, in other page sizes too, may be all that was missing.
                 self.fetch(plane, stride)
@@ -83,7 +90,7 @@ impl Stock {
             }
             shelf.split_off(most)
         };
-        let _ = self.return_or_keep(plane, excess);
+        let _ = self.return_unasked(plane, excess);
     }
 
     /// Notes a page whose commit was not answered.
@@ -137,16 +144,37 @@ impl Stock {
     /// Returns every page in stock to the engine; how many were returned. What could not be returned now stays noted.
     pub(crate) fn give_back(&self, plane: &dyn ControlPlane) -> Result<usize, ControlError> {
         self.settle(plane)?;
-        let pages: Vec<Grant> = self
-            .shelves
-            .lock()
-            .pages
-            .drain()
-            .flat_map(|(_, pages)| pages)
-            .collect();
+        let pages = self.clear();
         let count = pages.len();
         self.return_or_keep(plane, pages)?;
         Ok(count)
+    }
+
+    /// As [`give_back`](Self::give_back), so that the engine has the pages when it is next asked for some.
+    fn give_back_unasked(&self, plane: &dyn ControlPlane) -> Result<usize, ControlError> {
+        let pages = self.clear();
+        let count = pages.len();
+        self.return_unasked(plane, pages)?;
+        Ok(count)
+    }
+
+    fn clear(&self) -> Vec<Grant> {
+        let shelves = std::mem::take(&mut self.shelves.lock().pages);
+        shelves.into_values().flatten().collect()
+    }
+
+    /// Returns pages without asking the engine, as long as the table has room: it looks there before it needs pages.
+    fn return_unasked(
+        &self,
+        plane: &dyn ControlPlane,
+        mut pages: Vec<Grant>,
+    ) -> Result<(), ControlError> {
+        if let Some(table) = self.table.get() {
+            while pages.last().is_some_and(|grant| table.give_back(*grant)) {
+                pages.pop();
+            }
+        }
+        self.return_or_keep(plane, pages)
     }
 
     /// Returns pages; those that the engine may not have taken back are kept, to be returned later.

@@ -95,7 +95,14 @@ fn every_call_goes_through_the_door() {
     let regions = plane.regions().unwrap();
     assert_eq!(regions.len(), 1);
     let file = plane.open_backing(&regions[0].handle, Access::Read);
-    assert_shared(&server.engine, file.unwrap());
+    assert_shared(&server.engine.pool, file.unwrap());
+    assert!(plane.index().unwrap().is_none());
+    let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+    let [index, slots] = files.each_ref().map(|file| file.try_clone().unwrap());
+    server.engine.change(|state| state.index = Some(files));
+    let received = plane.index().unwrap().unwrap();
+    assert_shared(&index, received.index);
+    assert_shared(&slots, received.slots);
 
     let grants = plane.grant(grant(2)).unwrap();
     assert_eq!(grants.len(), 2);

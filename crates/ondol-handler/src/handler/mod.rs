@@ -1,3 +1,5 @@
+#[cfg(test)]
+mod index_tests;
 mod pin;
 mod read;
 #[cfg(test)]
@@ -10,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwapOption, Guard};
 use ondol_host::{HandlerPlugins, LoadOptions, PluginReport, Registry};
 use ondol_plugin::Key;
 use ondol_protocol::{ControlError, ControlPlane, Listing};
@@ -165,7 +167,7 @@ impl Handler {
             checksum_mismatches: checksum_mismatches.get(),
             reconnects: reconnects.get(),
             new_lines: new_lines.get(),
-            leases: line.map_or(0, |line| line.slots.in_use() as u64),
+            leases: line.map_or(0, |line| line.leases_in_use() as u64),
             stock_pages: line.map_or(0, |line| line.stock.len()),
             mapped_regions: line.map_or(0, |line| line.regions.mapped_count()),
         }
@@ -250,20 +252,21 @@ impl Handler {
         &self,
         ask: impl Fn(&Arc<Line>) -> Result<T, HandlerError>,
     ) -> Result<T, HandlerError> {
-        let mut line = self.line()?;
         let mut is_replaced = false;
         loop {
-            let result = ask(&line);
-            self.notice_resume(&line);
-            line = match result {
+            let loaded = self.loaded_line()?;
+            let line = loaded.as_ref().ok_or(HandlerError::Closed)?;
+            let result = ask(line);
+            self.notice_resume(line);
+            match result {
                 // Whatever the engine said, it said to a client that is not used any more.
-                Err(HandlerError::Control(_)) if line.is_over() => self.line()?,
+                Err(HandlerError::Control(_)) if line.is_over() => {}
                 Err(error) if error.is_unknown_client() && !is_replaced => {
                     is_replaced = true;
-                    self.replace(&line, &error)?
+                    self.replace(line, &error)?;
                 }
                 result => return result,
-            };
+            }
         }
     }
 
@@ -337,15 +340,22 @@ impl Handler {
     }
 
     fn line(&self) -> Result<Arc<Line>, HandlerError> {
+        let line = Guard::into_inner(self.loaded_line()?);
+        line.ok_or(HandlerError::Closed)
+    }
+
+    /// The line in use, borrowed, so that many threads do not all change one count of references; none after `close`.
+    fn loaded_line(&self) -> Result<Guard<Option<Arc<Line>>>, HandlerError> {
         if !self.home.is_home() {
             return Err(HandlerError::Forked);
         }
-        if let Some(line) = self.line.load_full() {
+        let line = self.line.load();
+        if line.is_some() {
             return Ok(line);
         }
         // A reconnect that is under way holds this lock.
         let _settled = self.lifecycle.read();
-        self.line.load_full().ok_or(HandlerError::Closed)
+        Ok(self.line.load())
     }
 
     /// Looks whether a call went to a server that was started again.

@@ -6,7 +6,8 @@ use ondol_plugin::{BatchSource, Hooks, Key, RetrievedBatch, StageResult};
 
 use super::{Handler, Prefetched};
 use crate::batch::{Batch, Sighted};
-use crate::line::{Found, Line};
+use crate::line::Line;
+use crate::lookup::Wanted;
 use crate::{Expect, HandlerError, Object};
 
 /// How long staging waits for storage if the handler's configuration does not say how long reads do.
@@ -168,7 +169,7 @@ impl Handler {
         }
     }
 
-    fn batch(
+    pub(super) fn batch(
         &self,
         keys: &[Key],
         group: u32,
@@ -205,23 +206,33 @@ impl Handler {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let found = line.find(keys, group, prefix, expect)?;
+        let wanted = Wanted {
+            keys,
+            group,
+            prefix,
+            expect,
+        };
+        let found = line.find(wanted, |regions, hit, hold| regions.object(hit, hold))?;
         self.counters.layout_mismatches.add(found.mismatches.into());
-        let objects = found.hits.into_iter().map(|hit| {
-            let Some((hit, lease)) = hit else { return Ok(None) };
-            let object = line.object(hit, lease)?;
-            if expect.verify && let Err(mismatch) = object.verify() {
-                tracing::error!(%mismatch, location = ?hit.location, "an object's bytes are damaged; treated as a miss");
-                self.counters.checksum_mismatches.increment();
-                return Ok(None);
-            }
-            Ok(Some(object))
-        });
-        let objects = objects.collect::<Result<Vec<_>, HandlerError>>()?;
+        let mut objects = found.hits;
+        if expect.verify {
+            objects.iter_mut().for_each(|object| self.verify(object));
+        }
         let hits = objects.iter().flatten().count() as u64;
         self.counters.hits.add(hits);
         self.counters.misses.add(keys.len() as u64 - hits);
         Ok(objects)
+    }
+
+    /// An object that is damaged is none.
+    fn verify(&self, place: &mut Option<Object>) {
+        if let Some(object) = place
+            && let Err(mismatch) = object.verify()
+        {
+            tracing::error!(%mismatch, ?object, "an object's bytes are damaged; treated as a miss");
+            self.counters.checksum_mismatches.increment();
+            *place = None;
+        }
     }
 
     /// Says that objects will be wanted soon: looks them up, counts as a use of them, maps nothing, has those that are not
@@ -232,22 +243,23 @@ impl Handler {
     pub fn prefetch(&self, keys: &[Key]) -> Result<Prefetched, HandlerError> {
         let hints = self.plugins.is_interested(Hooks::PREFETCH);
         let (line, (found, pending), sightings) = self.on_line(|line| {
-            let found = match keys {
-                [] => Found::default(),
-                keys => line.find(keys, 1, false, self.unverified(Duration::ZERO))?,
+            let wanted = Wanted {
+                keys,
+                group: 1,
+                prefix: false,
+                expect: self.unverified(Duration::ZERO),
             };
-            let hits = found.hits.iter().flatten().count() as u64;
+            let found = line.find(wanted, |regions, hit, hold| {
+                hints.then(|| regions.sight(hit, hold)).transpose()
+            })?;
             let missing = keys.iter().zip(&found.hits);
             let missing: Vec<_> = missing
                 .filter(|(_, hit)| hit.is_none())
                 .map(|(key, _)| key.clone())
                 .collect();
+            let hits = (keys.len() - missing.len()) as u64;
             let pending = !missing.is_empty() && line.promote(missing, self.config.object_bytes)?;
-            let sightings = if hints {
-                line.sight(found)?
-            } else {
-                Vec::new()
-            };
+            let sightings = found.hits.into_iter().map(Option::flatten).collect();
             Ok((Arc::clone(line), (hits, pending), sightings))
         })?;
         if hints && !keys.is_empty() {
@@ -304,7 +316,6 @@ impl Handler {
     /// # Errors
     /// As [`exists`](Self::exists).
     pub fn batch_exists(&self, keys: &[Key]) -> Result<Vec<bool>, HandlerError> {
-        let located = self.on_line(|line| Ok(line.plane.locate(keys)?))?;
-        Ok(located.into_iter().map(|hit| hit.is_some()).collect())
+        self.on_line(|line| line.exist(keys))
     }
 }
