@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use ondol_plugin::RegionSpan;
 use ondol_protocol::{Grant, ObjectMeta};
-use ondol_shm::{LeasedBytes, Location, PageBytes};
-use xxhash_rust::xxh3::xxh3_64;
+use ondol_shm::{LeasedBytes, Location, PageBytes, checksum};
 
 use crate::line::Line;
 
@@ -57,7 +56,7 @@ impl Object {
     pub fn verify(&self) -> Result<(), ChecksumMismatch> {
         match self.0.meta.checksum {
             Some(expected) => {
-                let found = xxh3_64(self);
+                let found = checksum(self);
                 if found == expected {
                     Ok(())
                 } else {
@@ -65,6 +64,32 @@ impl Object {
                 }
             }
             None => Ok(()),
+        }
+    }
+
+    /// Copies the object into a buffer.
+    ///
+    /// # Panics
+    /// If the buffer is not as long as the object.
+    pub fn copy_to(&self, buffer: &mut [u8]) {
+        ondol_shm::copy_out(buffer, self);
+    }
+
+    /// Copies the object into a buffer, and compares what arrives with the checksum in the same pass, if there is one.
+    ///
+    /// # Errors
+    /// [`ChecksumMismatch`]; then what the buffer holds is not the object.
+    ///
+    /// # Panics
+    /// If the buffer is not as long as the object.
+    pub fn copy_to_verified(&self, buffer: &mut [u8]) -> Result<(), ChecksumMismatch> {
+        match self.0.meta.checksum {
+            Some(expected) => ondol_shm::copy_out_verified(buffer, self, expected)
+                .map_err(|found| ChecksumMismatch { expected, found }),
+            None => {
+                self.copy_to(buffer);
+                Ok(())
+            }
         }
     }
 }
@@ -100,15 +125,27 @@ pub struct PageMut {
     grant: Grant,
     stride: u64,
     line: Arc<Line>,
+    /// Whether its object will need a checksum.
+    is_summed: bool,
+    /// The checksum of all bytes, where it is known; lost when anybody may write them.
+    checksum: Option<u64>,
 }
 
 impl PageMut {
-    pub(crate) fn new(line: Arc<Line>, bytes: PageBytes, grant: Grant, stride: u64) -> Self {
+    pub(crate) fn new(
+        line: Arc<Line>,
+        bytes: PageBytes,
+        grant: Grant,
+        stride: u64,
+        is_summed: bool,
+    ) -> Self {
         Self {
             bytes: Some(bytes),
             grant,
             stride,
             line,
+            is_summed,
+            checksum: None,
         }
     }
 
@@ -134,12 +171,22 @@ impl PageMut {
         )
     }
 
-    /// Copies `source` into the page.
+    /// The checksum of what the page holds; known without reading it after [`write_from`](Self::write_from).
+    pub(crate) fn checksum(&self) -> u64 {
+        self.checksum.unwrap_or_else(|| checksum(self))
+    }
+
+    /// Copies `source` into the page, the fastest way that this processor has: past the caches if it is long, as nobody is
+    /// about to read it here. Where the handler stores checksums, the same pass makes it.
     ///
     /// # Panics
     /// If the lengths differ.
     pub fn write_from(&mut self, source: &[u8]) {
-        self.copy_from_slice(source);
+        if self.is_summed {
+            self.checksum = Some(ondol_shm::copy_with_checksum(self, source));
+        } else {
+            ondol_shm::copy(self, source);
+        }
     }
 }
 
@@ -152,6 +199,7 @@ impl Deref for PageMut {
 
 impl DerefMut for PageMut {
     fn deref_mut(&mut self) -> &mut [u8] {
+        self.checksum = None;
         self.bytes.as_deref_mut().unwrap_or_default()
     }
 }

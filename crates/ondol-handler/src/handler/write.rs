@@ -2,7 +2,6 @@ use std::sync::Arc;
 
 use ondol_plugin::Key;
 use ondol_protocol::{Commit, CommitOutcome, DeleteOutcome, Grant, ObjectMeta};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::{BatchStored, Handler, Stored, short_answer};
 use crate::line::Line;
@@ -34,10 +33,15 @@ impl Handler {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_in(&self, page_bytes: u64, len: usize) -> Result<PageMut, HandlerError> {
-        self.write_on_line(|line| Self::alloc_on(line, page_bytes, len))
+        self.write_on_line(|line| self.alloc_on(line, page_bytes, len))
     }
 
-    fn alloc_on(line: &Arc<Line>, page_bytes: u64, len: usize) -> Result<PageMut, HandlerError> {
+    fn alloc_on(
+        &self,
+        line: &Arc<Line>,
+        page_bytes: u64,
+        len: usize,
+    ) -> Result<PageMut, HandlerError> {
         let longest = page_bytes.min(line.info.max_page_bytes);
         if len as u64 > longest || page_bytes > line.info.max_page_bytes {
             return Err(HandlerError::TooLong {
@@ -52,7 +56,13 @@ impl Handler {
             Ok::<_, HandlerError>(region.write(&*line.plane)?.claim(grant.page, len as u64)?)
         };
         match claim() {
-            Ok(bytes) => Ok(PageMut::new(Arc::clone(line), bytes, grant, page_bytes)),
+            Ok(bytes) => Ok(PageMut::new(
+                Arc::clone(line),
+                bytes,
+                grant,
+                page_bytes,
+                self.config.checksum,
+            )),
             Err(error) => {
                 line.stock.put(&*line.plane, page_bytes, grant);
                 Err(error)
@@ -112,7 +122,7 @@ impl Handler {
     fn describe(&self, page: &PageMut) -> ObjectMeta {
         ObjectMeta {
             layout: self.config.layout,
-            checksum: self.config.checksum.then(|| xxh3_64(page)),
+            checksum: self.config.checksum.then(|| page.checksum()),
         }
     }
 
