@@ -9,10 +9,11 @@ use ondol_directory::Verifier;
 use ondol_memory::{Backing, Device, DeviceUri, Extent};
 use ondol_plugin::RegionSpan;
 use ondol_shm::{
-    BackingId, LeaseSlots, LeaseTableError, Location, ReadMapping, ReadRegion, create_lease_table,
+    BackingId, LeaseSlots, LeaseTableError, Location, ReadMapping, ReadRegion, checksum,
+    create_lease_table,
 };
 use parking_lot::Mutex;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::Xxh3;
 
 /// Bytes that are read at once.
 const CHUNK: u64 = 256 << 10;
@@ -80,7 +81,7 @@ impl Reader {
         let bytes = region
             .view(*location, lease)
             .map_err(|error| text(&error))?;
-        Ok(xxh3_64(&bytes))
+        Ok(checksum(&bytes))
     }
 }
 

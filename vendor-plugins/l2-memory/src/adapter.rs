@@ -40,7 +40,7 @@ impl BlockingBackend for MemoryBackend {
         let bytes = object.stored_len() as u64;
         let put = self.link.pass(bytes).and_then(|()| {
             // Copied while nobody is held up, and there as a whole afterwards.
-            let stored = object.to_vec().into();
+            let stored = Arc::new(object.to_vec());
             self.shelf.lock().put(key, stored, &self.locks)
         });
         match put {

@@ -24,7 +24,7 @@ pub(crate) struct Shelf {
 #[derive(Debug)]
 struct Placed {
     number: u64,
-    stored: Arc<[u8]>,
+    stored: Arc<Vec<u8>>,
 }
 
 impl Shelf {
@@ -42,7 +42,7 @@ impl Shelf {
         }
     }
 
-    pub(crate) fn get(&self, key: &ObjectKey) -> Option<&Arc<[u8]>> {
+    pub(crate) fn get(&self, key: &ObjectKey) -> Option<&Arc<Vec<u8>>> {
         Some(&self.objects.get(key)?.stored)
     }
 
@@ -50,7 +50,7 @@ impl Shelf {
     pub(crate) fn put(
         &mut self,
         key: &ObjectKey,
-        stored: Arc<[u8]>,
+        stored: Arc<Vec<u8>>,
         locks: &Locks,
     ) -> Result<bool, Error> {
         if self.objects.contains_key(key) {

@@ -108,6 +108,10 @@ pub struct PageMut {
 trait PageMemory: Send {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
+    /// Copies bytes to the start of the memory, which has room for them.
+    fn copy_in(&mut self, bytes: &[u8]) {
+        self.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+    }
     fn any(&self) -> &dyn Any;
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
@@ -124,6 +128,30 @@ impl<T: AsRef<[u8]> + AsMut<[u8]> + Send + 'static> PageMemory for T {
     }
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+/// Memory that somebody knows a better way to copy to.
+struct Copied<T> {
+    memory: T,
+    copy: fn(&mut [u8], &[u8]),
+}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]> + Send + 'static> PageMemory for Copied<T> {
+    fn bytes(&self) -> &[u8] {
+        self.memory.as_ref()
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.memory.as_mut()
+    }
+    fn copy_in(&mut self, bytes: &[u8]) {
+        (self.copy)(&mut self.memory.as_mut()[..bytes.len()], bytes);
+    }
+    fn any(&self) -> &dyn Any {
+        &self.memory
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        Box::new(self.memory)
     }
 }
 
@@ -146,6 +174,19 @@ impl PageMut {
         }
     }
 
+    /// As [`new`](Self::new), for memory to which [`fill`](Self::fill) shall copy with `copy`, which is given two slices of
+    /// one length.
+    pub fn with_copy(
+        memory: impl AsRef<[u8]> + AsMut<[u8]> + Send + 'static,
+        trailer: usize,
+        copy: fn(&mut [u8], &[u8]),
+    ) -> Self {
+        Self {
+            body: Box::new(Copied { memory, copy }),
+            trailer: vec![0; trailer],
+        }
+    }
+
     /// Bytes that fit: body and trailer.
     pub fn room(&self) -> usize {
         self.body.bytes().len() + self.trailer.len()
@@ -161,7 +202,8 @@ impl PageMut {
         (self.body.bytes_mut(), &mut self.trailer)
     }
 
-    /// Copies a stored object in, and returns its length.
+    /// Copies a stored object in, and returns its length. Into shared memory this is faster than a copy to
+    /// [`parts_mut`](Self::parts_mut): the core knows how its memory takes it best.
     ///
     /// # Errors
     /// [`StoredTooLong`]; then nothing is copied.
@@ -173,9 +215,9 @@ impl PageMut {
                 room,
             });
         }
-        let body = self.body.bytes_mut();
-        let (first, second) = stored.split_at(stored.len().min(body.len()));
-        body[..first.len()].copy_from_slice(first);
+        let in_body = stored.len().min(self.body.bytes().len());
+        let (first, second) = stored.split_at(in_body);
+        self.body.copy_in(first);
         self.trailer[..second.len()].copy_from_slice(second);
         Ok(stored.len() as u64)
     }

@@ -12,9 +12,8 @@ mod tests;
 use ondol_catalog::TransformedObject;
 use ondol_plugin::Key;
 use ondol_plugin::l2::{ObjectKey, ObjectRef, PageMut};
-use ondol_shm::ObjectMeta;
+use ondol_shm::{ObjectMeta, checksum};
 use serde_json::{Map, Value};
-use xxhash_rust::xxh3::xxh3_64;
 
 use self::chain::{Chain, Configured};
 use self::stored::Stored;
@@ -140,14 +139,14 @@ impl Codec {
         };
         if self.is_plain() {
             if self.compares && trailer.body_checksum.is_none() {
-                trailer.body_checksum = Some(xxh3_64(bytes));
+                trailer.body_checksum = Some(checksum(bytes));
             }
             return Ok(ObjectRef::with_trailer(object, trailer.to_bytes(key)));
         }
         if self.chain.is_secret() {
             // It is made anew of the bytes that come back, so they must be right when they go.
             if let Some(expected) = meta.checksum {
-                fits(xxh3_64(bytes), expected)?;
+                fits(checksum(bytes), expected)?;
                 trailer.object_checksum = ObjectChecksum::Withheld;
             }
         }
@@ -155,7 +154,7 @@ impl Codec {
             self.chain.encode(identity, bytes)
         })?;
         trailer.body_len = body.len() as u64;
-        trailer.body_checksum = self.compares.then(|| xxh3_64(&body));
+        trailer.body_checksum = self.compares.then(|| checksum(&body));
         Ok(ObjectRef::with_trailer(body, trailer.to_bytes(key)))
     }
 
@@ -255,10 +254,10 @@ impl Codec {
         let mut meta = trailer.meta();
         match trailer.object_checksum {
             ObjectChecksum::None => {}
-            ObjectChecksum::Withheld => meta.checksum = Some(xxh3_64(&bytes)),
+            ObjectChecksum::Withheld => meta.checksum = Some(checksum(&bytes)),
             ObjectChecksum::Known(expected) => {
                 if !trailer.is_plain() {
-                    fits(xxh3_64(&bytes), expected)?;
+                    fits(checksum(&bytes), expected)?;
                     verified = true;
                 }
             }
@@ -283,7 +282,7 @@ impl Codec {
         }
         match trailer.body_checksum {
             Some(expected) => {
-                fits(xxh3_64(body), expected)?;
+                fits(checksum(body), expected)?;
                 Ok(true)
             }
             None if self.require => Err(Refusal::Foreign(CodecError(

@@ -105,7 +105,7 @@ impl Batch {
             let number = (number, index);
             let page = match (page, cell.room) {
                 (Some(memory), Room::Page { trailer, .. }) => {
-                    PageMut::new(Staged { memory, number }, trailer)
+                    PageMut::with_copy(Staged { memory, number }, trailer, ondol_shm::copy)
                 }
                 (_, room) => {
                     let memory = vec![0_u8; usize::try_from(room.bytes()).unwrap_or_default()];
@@ -295,8 +295,7 @@ fn decode(
     let reserved = memory.reserve(&[decoded.len]).into_iter().next().flatten();
     let mut page = reserved.ok_or(Unusable::NoRoom)?;
     let room = page.as_mut().get_mut(..decoded.bytes.len());
-    room.ok_or(Unusable::NoRoom)?
-        .copy_from_slice(&decoded.bytes);
+    ondol_shm::copy(room.ok_or(Unusable::NoRoom)?, &decoded.bytes);
     Ok(Arrival {
         page,
         len: decoded.len,

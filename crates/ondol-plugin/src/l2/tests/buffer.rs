@@ -69,6 +69,21 @@ fn the_same_memory_comes_out_of_a_page_as_went_in() {
 }
 
 #[test]
+fn a_page_is_filled_with_the_copy_that_it_was_made_with() {
+    fn shout(to: &mut [u8], from: &[u8]) {
+        to.copy_from_slice(&from.to_ascii_uppercase());
+    }
+    let mut page = PageMut::with_copy(vec![9; 4], 2, shout);
+    assert_eq!(page.fill(b"ab"), Ok(2));
+    assert_eq!(page.parts(), (&b"AB\x09\x09"[..], &[0, 0][..]));
+    assert_eq!(page.fill(b"abcdef"), Ok(6));
+    assert_eq!(page.parts(), (&b"ABCD"[..], &b"ef"[..]));
+    page.parts_mut().0[0] = b'!';
+    let (memory, _) = page.into_memory::<Vec<u8>>().unwrap();
+    assert_eq!(memory, b"!BCD");
+}
+
+#[test]
 fn clones_of_an_object_keep_its_memory_and_copy_nothing() {
     let alive = Arc::new(());
     let memory = Guarded(b"body".to_vec().into(), Arc::clone(&alive));
