@@ -1,6 +1,6 @@
 //! Hit rates as a table and as JSON.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use serde::Serialize;
 
@@ -55,6 +55,14 @@ impl From<Tally> for Rates {
     }
 }
 
+impl fmt::Display for Rates {
+    /// In percent: blocks / prefixes.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (hits, prefixes) = (100.0 * self.hit_rate, 100.0 * self.prefix_hit_rate);
+        write!(out, "{hits:.1} / {prefixes:.1}")
+    }
+}
+
 /// The figures of a policy.
 #[derive(Debug, Serialize)]
 struct PolicyRates {
@@ -91,8 +99,8 @@ impl Capacity {
 }
 
 impl Report {
-    /// A table for each trace: policies by capacities. A cell has the hit rate of blocks, that of prefixes, and the
-    /// latter as a part of the optimum.
+    /// A table for each trace: policies by capacities. A cell has the percentage of blocks that hit, that of blocks that hit
+    /// as part of a prefix, and the latter as a part of the optimum.
     pub(super) fn markdown(&self) -> String {
         let mut text = String::new();
         for trace in &self.traces {
@@ -104,18 +112,13 @@ impl Report {
 
 struct Table<'a>(&'a TraceReport);
 
-impl std::fmt::Display for Table<'_> {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(trace) = self;
         writeln!(
             out,
-            "### {}\n{} requests, {} blocks, {} distinct; with room for all {} of the blocks hit, {} as prefixes.\n",
-            trace.name,
-            trace.requests,
-            trace.unlimited.asked,
-            trace.distinct,
-            percent(trace.unlimited.hit_rate),
-            percent(trace.unlimited.prefix_hit_rate),
+            "### {}\n{} requests for {} blocks, {} of them distinct. With room for all: {}.\n",
+            trace.name, trace.requests, trace.unlimited.asked, trace.distinct, trace.unlimited,
         )?;
         write!(out, "| policy |")?;
         for capacity in &trace.capacities {
@@ -133,30 +136,16 @@ impl std::fmt::Display for Table<'_> {
         for row in 0..rows {
             write!(out, "| `{}` |", trace.capacities[0].policies[row].policy)?;
             for capacity in &trace.capacities {
-                let PolicyRates {
-                    rates,
-                    of_optimum,
-                    prefix_of_optimum,
-                    ..
-                } = &capacity.policies[row];
-                write!(
-                    out,
-                    " {} / {} ({of_optimum:.3} / {prefix_of_optimum:.3}) |",
-                    percent(rates.hit_rate),
-                    percent(rates.prefix_hit_rate)
-                )?;
+                let figures = &capacity.policies[row];
+                let part = figures.prefix_of_optimum;
+                write!(out, " {} ({part:.3}) |", figures.rates)?;
             }
             writeln!(out)?;
         }
         write!(out, "| optimum |")?;
-        for Capacity { optimum, .. } in &trace.capacities {
-            let (hits, prefixes) = (optimum.hit_rate, optimum.prefix_hit_rate);
-            write!(out, " {} / {} |", percent(hits), percent(prefixes))?;
+        for capacity in &trace.capacities {
+            write!(out, " {} |", capacity.optimum)?;
         }
         writeln!(out, "\n")
     }
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
 }

@@ -12,6 +12,10 @@ use ondol_plugin::l2::L1Mapping;
 use ondol_shm::HandleSecret;
 use ondol_tiering::{Quotas, TieringConfig, Trial};
 
+/// The eviction policy if none is named: the one that found most, over all capacities, of what the optimum finds in public
+/// traces (`docs/benchmarks/hit-rates.md`).
+pub const DEFAULT_POLICY: &str = "arc";
+
 /// How an engine is built.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -22,7 +26,7 @@ pub struct EngineConfig {
     pub device_env: DeviceEnv,
     /// How devices are opened; what concerns their predecessor is for the engine to say.
     pub device_options: OpenOptions,
-    /// Name of the eviction policy.
+    /// Name of the eviction policy; by default [`DEFAULT_POLICY`].
     pub policy: String,
     /// Length of a region in bytes; by default it follows from the size of the pool.
     pub region_bytes: Option<u64>,
@@ -50,7 +54,7 @@ impl EngineConfig {
             devices: devices.into_iter().collect(),
             device_env: DeviceEnv::default(),
             device_options: OpenOptions::default(),
-            policy: "lru".to_owned(),
+            policy: DEFAULT_POLICY.to_owned(),
             region_bytes: None,
             share_limit: None,
             secret: None,

@@ -28,7 +28,7 @@ mod start;
 mod sync;
 mod tier;
 
-pub use config::{EngineConfig, EngineError, L2Config, Persistence, Verify};
+pub use config::{DEFAULT_POLICY, EngineConfig, EngineError, L2Config, Persistence, Verify};
 pub use engine::Engine;
 pub use ondol_memory::Durability;
 pub use session::Session;

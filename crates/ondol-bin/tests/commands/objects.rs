@@ -139,7 +139,7 @@ fn the_figures_tell_what_happened() {
     let stat = place.json(&["stat", "--json"]);
     assert_eq!(stat["hit_rate"], 0.5);
     assert_eq!([&stat["objects"], &stat["object_bytes"]], [1, 5000]);
-    assert_eq!(stat["policy"], "lru");
+    assert_eq!(stat["policy"], "arc");
     assert_eq!(stat["pool"]["devices"], json!(["memfd:?size=16MiB"]));
     assert_eq!(stat["pool"]["total_bytes"], 16 << 20);
     assert_eq!(stat["counters"]["ondol_commits_total"], 1);
@@ -147,7 +147,7 @@ fn the_figures_tell_what_happened() {
 
     let text = place.text(&["stat"]);
     for part in [
-        "policy lru",
+        "policy arc",
         "memfd:?size=16MiB",
         "hit rate  50.0 %",
         "8192 B",

@@ -103,7 +103,7 @@ fn instances_read_what_others_wrote() {
     assert_eq!(number(&first, "requests"), 300);
     assert_eq!(number(&first, "instances"), 3);
     assert_eq!(number(&first, "pool_bytes"), 64 << 20);
-    assert_eq!(first["policy"], "lru");
+    assert_eq!(first["policy"], "arc");
     assert!(number(&first, "block_hits") > 0);
     assert_eq!(number(&first, "evictions"), 0);
     assert_eq!(number(&first, "alloc_failures"), 0);
@@ -140,7 +140,7 @@ fn the_figures_are_for_people_too() {
     for part in [
         "seed-42: 50 requests",
         "from 1 instance;",
-        "pool of 64 MiB (lru)",
+        "pool of 64 MiB (arc)",
         "verify failures",
         "GB/s",
     ] {

@@ -17,7 +17,7 @@ fn a_ready_server_says_where_and_with_what() {
         socket.as_str(),
         pid.as_str(),
         "pool=\"16 MiB\"",
-        "policy=\"lru\"",
+        "policy=\"arc\"",
     ] {
         assert!(line.contains(part), "{part:?} in {line}");
     }

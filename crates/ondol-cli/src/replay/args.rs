@@ -48,8 +48,7 @@ pub(crate) struct Args {
     /// files are replaced and removed at the end [default: 1GiB, or less if memory is short]
     #[arg(long, value_name = "SIZE|DEVICE", value_parser = pool)]
     pub(super) pool: Option<PoolArg>,
-    /// What leaves a full pool first [default: lru]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = crate::serve::policy_help())]
     pub(super) policy: Option<String>,
     /// Storage backend behind the pool, as for `ondol serve`, once for each; what is stored there stays
     #[arg(long, value_name = "JSON", value_parser = read_adapter, conflicts_with = "socket")]

@@ -49,8 +49,7 @@ pub(crate) struct Args {
     /// How much log there is before it is replaced by a checkpoint [default: 64MiB, or the last checkpoint's size]
     #[arg(long, value_name = "SIZE", hide = true)]
     log_compact: Option<String>,
-    /// Which objects leave a full pool first [default: lru]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = policy_help())]
     policy: Option<String>,
     /// Bytes that a page size takes from the pool at once, a multiple of 2MiB [default: a 64th of the pool]
     #[arg(long, value_name = "SIZE")]
@@ -218,6 +217,19 @@ impl Config {
             l2: l2::Settings::read(layers)?,
         })
     }
+}
+
+/// What `--policy` takes, as the catalogue has it.
+pub(crate) fn policy_help() -> String {
+    let names: Vec<_> = ondol_catalog::policies()
+        .iter()
+        .map(|policy| policy.name)
+        .collect();
+    format!(
+        "Which objects leave a full pool first: {} [default: {}]",
+        names.join(", "),
+        ondol_engine::DEFAULT_POLICY
+    )
 }
 
 fn read_policy(name: &str) -> anyhow::Result<String> {

@@ -22,7 +22,7 @@ use crate::log::{self, LogArgs};
 use config::Config;
 use start::Running;
 
-pub(crate) use config::{Args, read_path};
+pub(crate) use config::{Args, policy_help, read_path};
 pub(crate) use layers::{Given, Layers};
 
 /// How long a start that a signal ended may take to reach a place where it can be left tidily. Whatever it leaves
