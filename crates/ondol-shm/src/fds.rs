@@ -13,6 +13,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::Spin;
+
 /// The most descriptors that travel with one message.
 pub const MAX_FDS: usize = 4;
 
@@ -99,6 +101,33 @@ pub fn recv_with_fds(
     buffer: &mut [u8],
     fds: &mut Vec<OwnedFd>,
 ) -> io::Result<usize> {
+    recv(socket, buffer, fds, RecvFlags::CMSG_CLOEXEC)
+}
+
+/// As [`recv_with_fds`], but looks for a short while, if `spin` knows that to pay, before it sleeps.
+///
+/// # Errors
+/// As [`recv_with_fds`].
+pub fn recv_with_fds_soon(
+    socket: &UnixStream,
+    spin: &mut Spin,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let came = spin.until(|| match recv(socket, buffer, fds, flags) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+        result => Some(result),
+    });
+    came.unwrap_or_else(|| recv_with_fds(socket, buffer, fds))
+}
+
+fn recv(
+    socket: &UnixStream,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+    flags: RecvFlags,
+) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
@@ -106,7 +135,7 @@ pub fn recv_with_fds(
             socket,
             &mut [IoSliceMut::new(buffer)],
             &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC,
+            flags,
         ) {
             Err(Errno::INTR) => {}
             result => break result?,
@@ -156,6 +185,27 @@ mod tests {
             recv_with_fds(&ours, &mut [0; 1], &mut Vec::new()).unwrap(),
             0
         );
+    }
+
+    #[test]
+    fn what_comes_late_and_what_comes_soon_is_received_alike() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut spin = Spin::new();
+        for pause in [0, 20, 0, 20, 0].map(Duration::from_millis) {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(pause);
+                    theirs.write_all(b"late").unwrap();
+                });
+                let mut buffer = [0; 8];
+                let mut fds = Vec::new();
+                let len = recv_with_fds_soon(&ours, &mut spin, &mut buffer, &mut fds).unwrap();
+                assert_eq!(&buffer[..len], b"late");
+            });
+        }
+        drop(theirs);
+        let end = recv_with_fds_soon(&ours, &mut spin, &mut [0; 1], &mut Vec::new());
+        assert_eq!(end.unwrap(), 0);
     }
 
     #[test]

@@ -41,12 +41,14 @@ mod sealed;
 #[cfg(not(loom))]
 mod slot_table;
 #[cfg(not(loom))]
+mod spin;
+#[cfg(not(loom))]
 mod write_back;
 
 #[cfg(not(loom))]
 pub use copy::{CopyKernel, checksum, copy, copy_out, copy_out_verified, copy_with_checksum};
 #[cfg(not(loom))]
-pub use fds::{MAX_FDS, recv_with_fds, send_with_fds, send_with_fds_by};
+pub use fds::{MAX_FDS, recv_with_fds, recv_with_fds_soon, send_with_fds, send_with_fds_by};
 pub use fork::ForkGuard;
 pub use handle::{HandleSecret, RegionHandle, TOKEN_BYTES};
 pub use holds::HoldCount;
@@ -74,5 +76,7 @@ pub use region::{Hold, LeasedBytes, PageBytes, ReadRegion, RegionError, WriteReg
 pub use slot_table::{
     HIT_PLACES, HeldPage, SLOTS, SlotLease, SlotTable, SlotTableView, monotonic_ms,
 };
+#[cfg(not(loom))]
+pub use spin::Spin;
 #[cfg(not(loom))]
 pub use write_back::write_back;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ondol_protocol::ControlError;
 use ondol_protocol::wire::{Answer, FrameReader, RequestRef, encode_request};
-use ondol_shm::{PeerCredentials, recv_with_fds, send_with_fds_by};
+use ondol_shm::{PeerCredentials, Spin, recv_with_fds_soon, send_with_fds_by};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -23,6 +23,8 @@ pub(super) struct Connection {
     stream: UnixStream,
     frames: FrameReader,
     out: Vec<u8>,
+    /// Whether answers tend to come soon.
+    spin: Spin,
     sequence: u64,
     timeout: Duration,
     /// Of the server at the other end; 0 until it has answered a hello.
@@ -89,6 +91,7 @@ impl Connection {
             stream,
             frames: FrameReader::new(),
             out: Vec::new(),
+            spin: Spin::new(),
             sequence: 0,
             timeout,
             incarnation: 0,
@@ -150,7 +153,7 @@ impl Connection {
                 Ok(Some(_)) => break,
                 Err(error) => return Err(foreign(path, &error)),
             }
-            match recv_with_fds(&self.stream, self.frames.space(), &mut fds) {
+            match recv_with_fds_soon(&self.stream, &mut self.spin, self.frames.space(), &mut fds) {
                 Ok(0) => {
                     let error = io::Error::from(io::ErrorKind::UnexpectedEof);
                     return Err(self.broken(path, &error, true));

@@ -11,7 +11,7 @@ use ondol_protocol::ControlError;
 use ondol_protocol::wire::{
     Answer, DecodeError, FrameReader, Header, Hello, MAX_PAYLOAD_BYTES, Op, Request, encode_answer,
 };
-use ondol_shm::{Process, recv_with_fds, send_with_fds_by};
+use ondol_shm::{Process, Spin, recv_with_fds_soon, send_with_fds_by};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::budget::Share;
@@ -65,6 +65,7 @@ pub(super) fn serve(shared: &Arc<Shared>, ticket: Ticket, process: Process) {
         frames: FrameReader::with_limit(HELLO_LIMIT),
         out: Vec::new(),
         share: shared.budget.share(),
+        spin: Spin::new(),
         has_timeout: false,
     };
     let end = match connection.run(&ticket, process) {
@@ -124,6 +125,8 @@ struct Connection<'a> {
     out: Vec<u8>,
     /// What frames that arrive and answers that go take of the memory for messages.
     share: Share<'a>,
+    /// Whether the next request tends to come soon.
+    spin: Spin,
     /// Whether reads of the socket are bounded now.
     has_timeout: bool,
 }
@@ -343,7 +346,7 @@ impl Connection<'_> {
             }
             self.bound_reads(deadline)?;
             let mut fds = Vec::new();
-            match recv_with_fds(self.stream, self.frames.space(), &mut fds) {
+            match recv_with_fds_soon(self.stream, &mut self.spin, self.frames.space(), &mut fds) {
                 Ok(0) => return Ok(false),
                 Ok(len) => {
                     self.frames.filled(len);
