@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use ondol_catalog::failpoint;
 use ondol_memory::{JournalError, Pool, Position, StoredObject};
 use ondol_plugin::Key;
-use ondol_protocol::{Commit, CommitOutcome, RefusedCommit};
+use ondol_protocol::{Commit, CommitOutcome, CommitOutcomes, RefusedCommit};
 use ondol_shm::{ClientId, Grant};
 use parking_lot::MutexGuard;
 
@@ -105,7 +105,7 @@ impl Directory {
         &self,
         client: ClientId,
         commits: &[Commit],
-    ) -> Result<Vec<CommitOutcome>, DirectoryError> {
+    ) -> Result<CommitOutcomes, DirectoryError> {
         self.client(client)?;
         let first = self
             .clock
@@ -116,7 +116,7 @@ impl Directory {
         }
         // Or else what was read before would count as used after what is stored now.
         self.note_reads(&mut state);
-        let mut outcomes = Vec::with_capacity(commits.len());
+        let mut outcomes = CommitOutcomes::with_capacity(commits.len());
         for (commit, now) in commits.iter().zip(first..) {
             let Commit {
                 key,

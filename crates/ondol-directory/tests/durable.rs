@@ -206,7 +206,7 @@ fn store(directory: &Directory, key: u64) -> Grant {
     let grant = grant(directory, 1_000_000 + key).unwrap()[0];
     assert_eq!(
         directory.commit(CLIENT, &[object(key, grant)]),
-        Ok(vec![CommitOutcome::Stored])
+        Ok(vec![CommitOutcome::Stored].into())
     );
     grant
 }
@@ -261,7 +261,7 @@ fn an_object_is_neither_seen_nor_claimed_twice_before_it_is_durable() {
         } else {
             CommitOutcome::AlreadyPresent
         };
-        assert_eq!(answer, Ok(vec![expected]));
+        assert_eq!(answer, Ok(vec![expected].into()));
     }
     assert!(is_visible(&directory, 7));
     assert_eq!(counter(&directory, "ondol_commits_total"), 1);
@@ -287,7 +287,7 @@ fn what_a_failed_flush_left_is_published_by_the_next_that_succeeds() {
     // Asked again, it is the same object.
     assert_eq!(
         directory.commit(CLIENT, &[object(1, first)]),
-        Ok(vec![CommitOutcome::Stored])
+        Ok(vec![CommitOutcome::Stored].into())
     );
     assert_eq!(directory.difference(&log.image(1, true)), None);
 }

@@ -154,7 +154,7 @@ impl Solo {
         };
         assert_eq!(
             self.directory.commit(CLIENT, &[commit]),
-            Ok(vec![CommitOutcome::Stored])
+            Ok(vec![CommitOutcome::Stored].into())
         );
         Ok(grant)
     }

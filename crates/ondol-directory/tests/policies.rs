@@ -56,7 +56,7 @@ impl Four {
             meta: ObjectMeta::default(),
         };
         let outcomes = self.directory.commit(CLIENT, &[commit]);
-        assert_eq!(outcomes, Ok(vec![CommitOutcome::Stored]));
+        assert_eq!(outcomes, Ok(vec![CommitOutcome::Stored].into()));
     }
 
     fn has(&self, name: &str) -> bool {

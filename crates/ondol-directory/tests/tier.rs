@@ -434,7 +434,7 @@ fn a_commit_that_is_not_durable_yet_is_told_when_it_is() {
     assert!(world.ears.heard.lock().is_empty());
     world.log.fail_flushes.store(false, Ordering::Relaxed);
     let outcome = world.directory.commit(CLIENT, &commit);
-    assert_eq!(outcome, Ok(vec![CommitOutcome::Stored]));
+    assert_eq!(outcome, Ok(vec![CommitOutcome::Stored].into()));
     assert_eq!(*world.ears.heard.lock(), [(Key::integer(1), 7)]);
 }
 

@@ -6,7 +6,7 @@ use ondol_directory::DirectoryError;
 use ondol_memory::{MIN_PAGE_BYTES, Region};
 use ondol_plugin::{Key, RegionId, RegionSpan};
 use ondol_protocol::{
-    Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
+    Access, ClientInfo, Commit, CommitOutcomes, ControlError, ControlPlane, DeleteOutcome,
     EngineStats, Grant, GrantRequest, Hit, IndexFiles, Listing, Pin, PinOutcome, Prefetch,
     Prefetched, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
@@ -167,7 +167,7 @@ impl ControlPlane for Session {
             .map_err(self.explain(0))
     }
 
-    fn commit(&self, commits: &[Commit]) -> Result<Vec<CommitOutcome>, ControlError> {
+    fn commit(&self, commits: &[Commit]) -> Result<CommitOutcomes, ControlError> {
         self.engine.with_durable_bytes(commits, || {
             let directory = self.engine.directory();
             directory

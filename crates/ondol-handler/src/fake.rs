@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ondol_plugin::{Key, RegionId, RegionSpan};
 use ondol_protocol::{
-    Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
-    DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, IndexFiles, Listing, Pin, PinOutcome,
-    RefusedCommit, RegionInfo, Retrieve, Retrieved, StaleReason,
+    Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, CommitOutcomes, ControlError,
+    ControlPlane, DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, IndexFiles, Listing, Pin,
+    PinOutcome, RefusedCommit, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_shm::{
     BackingId, Generation, HandleSecret, IndexWriter, IndexedObject, Location, ObjectMeta, PageId,
@@ -373,7 +373,7 @@ impl ControlPlane for FakePlane {
         })
     }
 
-    fn commit(&self, commits: &[Commit]) -> Result<Vec<CommitOutcome>, ControlError> {
+    fn commit(&self, commits: &[Commit]) -> Result<CommitOutcomes, ControlError> {
         self.call("commit", |state| {
             let commit = |commit: &Commit| {
                 if state.objects.contains_key(&commit.key) {

@@ -123,7 +123,7 @@ fn every_call_goes_through_the_door() {
     let commits = [commit.clone(), commit.clone()];
     assert_eq!(
         plane.commit(&commits),
-        Ok(vec![CommitOutcome::Stored, CommitOutcome::AlreadyPresent])
+        Ok(vec![CommitOutcome::Stored, CommitOutcome::AlreadyPresent].into())
     );
     let lease = LeaseRef {
         slot: 0,

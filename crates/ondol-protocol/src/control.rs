@@ -8,6 +8,7 @@ use ondol_shm::{
     BackingId, ClientId, Grant, LayoutFingerprint, LeaseRef, Location, ObjectMeta, RegionHandle,
     StaleReason,
 };
+use smallvec::SmallVec;
 
 use crate::{EngineStats, ObjectInfo};
 
@@ -55,7 +56,7 @@ pub trait ControlPlane: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`ControlError`].
-    fn commit(&self, commits: &[Commit]) -> Result<Vec<CommitOutcome>, ControlError>;
+    fn commit(&self, commits: &[Commit]) -> Result<CommitOutcomes, ControlError>;
 
     /// Finds and leases objects in one step.
     ///
@@ -231,6 +232,9 @@ pub enum CommitOutcome {
     /// Nothing changed.
     Refused(RefusedCommit),
 }
+
+/// What became of the commits of a batch. The outcome of a single one is not on the heap, so that a store need not be.
+pub type CommitOutcomes = SmallVec<[CommitOutcome; 1]>;
 
 /// Why a [`Commit`] changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -14,9 +14,9 @@ mod stats_l2;
 pub mod wire;
 
 pub use control::{
-    Access, Breakdown, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
-    DeleteOutcome, GrantRequest, Hit, IndexFiles, Listing, Pin, PinOutcome, Prefetch, Prefetched,
-    RefusedCommit, RegionInfo, Retrieve, Retrieved,
+    Access, Breakdown, ClientInfo, Commit, CommitOutcome, CommitOutcomes, ControlError,
+    ControlPlane, DeleteOutcome, GrantRequest, Hit, IndexFiles, Listing, Pin, PinOutcome, Prefetch,
+    Prefetched, RefusedCommit, RegionInfo, Retrieve, Retrieved,
 };
 pub use object::ObjectInfo;
 pub use ondol_shm::{ClientId, Grant, LayoutFingerprint, ObjectMeta, StaleReason};

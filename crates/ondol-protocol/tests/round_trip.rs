@@ -151,7 +151,7 @@ fn request() -> impl Strategy<Value = Request> {
             })
         }),
         vec(grant(), 0..20).prop_map(Request::ReturnPages),
-        vec(commit(), 0..20).prop_map(Request::Commit),
+        vec(commit(), 0..20).prop_map(|commits| Request::Commit(commits.into())),
         retrieve().prop_map(Request::Retrieve),
         prefetch().prop_map(Request::Prefetch),
         keys().prop_map(Request::Locate),
@@ -249,7 +249,7 @@ fn answer() -> impl Strategy<Value = Answer> {
                 .map(|reason| reason.map_or(Ok(()), Err))
                 .collect()
         )),
-        vec(commit_outcome(), 0..20).prop_map(Answer::Commit),
+        vec(commit_outcome(), 0..20).prop_map(|outcomes| Answer::Commit(outcomes.into())),
         (vec(option::of(hit()), 0..20), any::<u32>(), any::<bool>()).prop_map(
             |(hits, mismatches, pending)| Answer::Retrieve(Retrieved {
                 hits,

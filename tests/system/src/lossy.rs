@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use ondol_plugin::Key;
 use ondol_protocol::{
-    Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
+    Access, ClientInfo, Commit, CommitOutcomes, ControlError, ControlPlane, DeleteOutcome,
     EngineStats, Grant, GrantRequest, Hit, Listing, Pin, PinOutcome, RegionInfo, Retrieve,
     Retrieved, StaleReason,
 };
@@ -87,7 +87,7 @@ impl ControlPlane for Lossy {
         self.pass(Call::ReturnPages, self.inner.return_pages(pages))
     }
 
-    fn commit(&self, commits: &[Commit]) -> Result<Vec<CommitOutcome>, ControlError> {
+    fn commit(&self, commits: &[Commit]) -> Result<CommitOutcomes, ControlError> {
         self.pass(Call::Commit, self.inner.commit(commits))
     }
 

@@ -273,7 +273,7 @@ fn a_page_is_not_freed_twice_nor_used_after() {
     );
     let refused = CommitOutcome::Refused(RefusedCommit::Stale(StaleReason::NotGranted));
     assert_eq!(
-        plane.commit(&[commit(grant, 1, "freed")]).unwrap(),
+        plane.commit(&[commit(grant, 1, "freed")]).unwrap()[..],
         [refused]
     );
 
@@ -293,7 +293,7 @@ fn a_page_is_not_freed_twice_nor_used_after() {
     assert_eq!(stale, [Err(StaleReason::OldGeneration)]);
     let refused = CommitOutcome::Refused(RefusedCommit::Stale(StaleReason::OldGeneration));
     assert_eq!(
-        plane.commit(&[commit(grant, 1, "stale")]).unwrap(),
+        plane.commit(&[commit(grant, 1, "stale")]).unwrap()[..],
         [refused]
     );
     let nowhere = Grant {
@@ -313,7 +313,7 @@ fn a_page_is_not_freed_twice_nor_used_after() {
         .commit(&[commit(all[0], 1, "one"), commit(all[0], 1, "two")])
         .unwrap();
     let refused = CommitOutcome::Refused(RefusedCommit::Stale(StaleReason::NotGranted));
-    assert_eq!(outcomes, [CommitOutcome::Stored, refused]);
+    assert_eq!(outcomes[..], [CommitOutcome::Stored, refused]);
     assert_eq!(
         plane.return_pages(&[all[0]]).unwrap(),
         [Err(StaleReason::NotGranted)]

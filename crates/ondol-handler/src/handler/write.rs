@@ -2,10 +2,20 @@ use std::sync::Arc;
 
 use ondol_plugin::Key;
 use ondol_protocol::{Commit, CommitOutcome, DeleteOutcome, Grant, ObjectMeta};
+use smallvec::SmallVec;
 
 use super::{BatchStored, Handler, Stored, short_answer};
 use crate::line::Line;
 use crate::{HandlerError, PageMut, PageSizes};
+
+/// What a single store needs is not put on the heap.
+type Few<T> = SmallVec<[T; 1]>;
+
+/// An object that is to be made visible.
+type Written = (Key, PageMut, ObjectMeta);
+
+/// What became of it.
+type Outcome = Result<Stored, HandlerError>;
 
 /// What changes the engine's state.
 impl Handler {
@@ -90,11 +100,10 @@ impl Handler {
         page: PageMut,
         meta: ObjectMeta,
     ) -> Result<Stored, HandlerError> {
-        let outcomes = self.commit(vec![(key.clone(), page, meta)])?;
-        outcomes
-            .into_iter()
-            .next()
-            .unwrap_or_else(|| Err(short_answer("no outcome of a store")))
+        let object = (key.clone(), page, meta);
+        let mut outcomes = self.commit(std::iter::once(object).collect())?;
+        let no_outcome = || Err(short_answer("no outcome of a store"));
+        outcomes.pop().unwrap_or_else(no_outcome)
     }
 
     /// Makes many objects visible with one message.
@@ -116,7 +125,7 @@ impl Handler {
             let meta = self.describe(&page);
             (key.clone(), page, meta)
         });
-        self.commit(objects.collect())
+        Ok(self.commit(objects.collect())?.into_vec())
     }
 
     fn describe(&self, page: &PageMut) -> ObjectMeta {
@@ -126,10 +135,7 @@ impl Handler {
         }
     }
 
-    fn commit(
-        &self,
-        objects: Vec<(Key, PageMut, ObjectMeta)>,
-    ) -> Result<BatchStored, HandlerError> {
+    fn commit(&self, objects: Few<Written>) -> Result<Few<Outcome>, HandlerError> {
         let (line, result) = self.write_once(|line| self.commit_on(line, objects))?;
         match result {
             // Nothing was stored, and these pages are not this handler's any more: they have to be written again, on
@@ -145,8 +151,8 @@ impl Handler {
     fn commit_on(
         &self,
         line: &Arc<Line>,
-        objects: Vec<(Key, PageMut, ObjectMeta)>,
-    ) -> Result<BatchStored, HandlerError> {
+        objects: Few<Written>,
+    ) -> Result<Few<Outcome>, HandlerError> {
         if objects
             .iter()
             .any(|(_, page, _)| !Arc::ptr_eq(page.line(), line))
@@ -154,8 +160,8 @@ impl Handler {
             return Err(HandlerError::ForeignPage);
         }
         ondol_catalog::failpoint!("client.write");
-        let mut commits = Vec::with_capacity(objects.len());
-        let mut pages: Vec<(u64, Grant)> = Vec::with_capacity(objects.len());
+        let mut commits: Few<Commit> = SmallVec::with_capacity(objects.len());
+        let mut pages: Few<(u64, Grant)> = SmallVec::with_capacity(objects.len());
         for (key, page, meta) in objects {
             let stride = page.stride();
             let (location, grant) = page.into_commit();

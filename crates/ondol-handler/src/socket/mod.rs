@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ondol_plugin::Key;
 use ondol_protocol::wire::{Answer, Hello, RequestRef};
 use ondol_protocol::{
-    Access, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane, DeleteOutcome,
+    Access, ClientInfo, Commit, CommitOutcomes, ControlError, ControlPlane, DeleteOutcome,
     EngineStats, Grant, GrantRequest, Hit, IndexFiles, Listing, Pin, PinOutcome, Prefetch,
     Prefetched, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
@@ -269,14 +269,14 @@ impl SocketPlane {
     }
 
     /// An answer must have one element for each that was asked.
-    fn paired<T>(&self, asked: usize, answers: Vec<T>) -> Result<Vec<T>, ControlError> {
-        if answers.len() == asked {
+    fn paired<T, A: AsRef<[T]>>(&self, asked: usize, answers: A) -> Result<A, ControlError> {
+        if answers.as_ref().len() == asked {
             return Ok(answers);
         }
         Err(ControlError::Protocol(format!(
             "{}: {} answers came; expected {asked}",
             self.path.display(),
-            answers.len()
+            answers.as_ref().len()
         )))
     }
 }
@@ -415,7 +415,7 @@ impl ControlPlane for SocketPlane {
         }
     }
 
-    fn commit(&self, commits: &[Commit]) -> Result<Vec<CommitOutcome>, ControlError> {
+    fn commit(&self, commits: &[Commit]) -> Result<CommitOutcomes, ControlError> {
         match self.call(RequestRef::Commit(commits))?.0 {
             Answer::Commit(outcomes) => self.paired(commits.len(), outcomes),
             answer => Err(self.unexpected(&answer)),

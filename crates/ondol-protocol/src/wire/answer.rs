@@ -1,11 +1,11 @@
 use crate::{
-    ClientInfo, CommitOutcome, ControlError, DeleteOutcome, EngineStats, Grant, Hit, Listing,
+    ClientInfo, CommitOutcomes, ControlError, DeleteOutcome, EngineStats, Grant, Hit, Listing,
     PinOutcome, Prefetched, RegionInfo, Retrieved, StaleReason,
 };
 
 use super::header::{HEADER_BYTES, Header, Op, PROTOCOL_VERSION, Status};
 use super::reader::Reader;
-use super::value::{Wire, get_all, put_all, put_count, put_u32};
+use super::value::{Wire, get_all, get_few, put_all, put_count, put_u32};
 use super::{DecodeError, MAX_BATCH, MAX_PAYLOAD_BYTES};
 
 /// The answer to a request that was carried out.
@@ -27,7 +27,7 @@ pub enum Answer {
     /// What became of each page.
     ReturnPages(Vec<Result<(), StaleReason>>),
     /// What became of each object.
-    Commit(Vec<CommitOutcome>),
+    Commit(CommitOutcomes),
     /// What was found.
     Retrieve(Retrieved),
     /// Where each object lies.
@@ -155,7 +155,7 @@ impl Answer {
             Op::OpenBacking => Self::OpenBacking,
             Op::Grant => Self::Grant(get_all(reader, "granted pages")?),
             Op::ReturnPages => Self::ReturnPages(get_all(reader, "returned pages")?),
-            Op::Commit => Self::Commit(get_all(reader, "commit outcomes")?),
+            Op::Commit => Self::Commit(get_few(reader, "commit outcomes")?),
             Op::Retrieve => Self::Retrieve(Retrieved {
                 pending: reader.bool("mark of objects on their way")?,
                 mismatches: reader.u32("count of mismatches")?,

@@ -1,11 +1,12 @@
 use ondol_plugin::Key;
 use ondol_shm::RegionHandle;
+use smallvec::SmallVec;
 
 use crate::{Access, Commit, Grant, GrantRequest, Pin, Prefetch, Retrieve};
 
 use super::header::{HEADER_BYTES, Header, Op, PROTOCOL_VERSION, Status};
 use super::reader::Reader;
-use super::value::{Wire, get_all, put_all, put_count, put_u32, put_u64};
+use super::value::{Wire, get_all, get_few, put_all, put_count, put_u32, put_u64};
 use super::{DecodeError, EncodeError, MAX_BATCH, MAX_PAYLOAD_BYTES};
 
 /// The first bytes of the first payload.
@@ -48,7 +49,7 @@ pub enum Request {
     /// Pages back.
     ReturnPages(Vec<Grant>),
     /// Objects to make visible.
-    Commit(Vec<Commit>),
+    Commit(SmallVec<[Commit; 1]>),
     /// Objects to find and lease.
     Retrieve(Retrieve),
     /// Objects to find.
@@ -305,7 +306,7 @@ impl Request {
             },
             Op::Grant => Self::Grant(Wire::get(reader)?),
             Op::ReturnPages => Self::ReturnPages(get_all(reader, "pages to return")?),
-            Op::Commit => Self::Commit(get_all(reader, "commits")?),
+            Op::Commit => Self::Commit(get_few(reader, "commits")?),
             Op::Retrieve => Self::Retrieve(get_retrieve(reader)?),
             Op::Locate => Self::Locate(get_all(reader, "keys to locate")?),
             Op::Pin => Self::Pin(get_all(reader, "pins to make")?),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use ondol_plugin::{Key, RegionId, RegionSpan};
 use ondol_shm::{BackingId, Generation, LeaseRef, Location, PageId, RegionHandle};
+use smallvec::SmallVec;
 
 use crate::{
     Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, DeleteOutcome,
@@ -42,6 +43,19 @@ pub(super) fn get_all<T: Wire>(
 ) -> Result<Vec<T>, DecodeError> {
     let count = reader.count(T::MIN, what)?;
     let mut values = Vec::with_capacity(count);
+    for _ in 0..count {
+        values.push(T::get(reader)?);
+    }
+    Ok(values)
+}
+
+/// As [`get_all`]; a single value is not put on the heap.
+pub(super) fn get_few<T: Wire>(
+    reader: &mut Reader<'_>,
+    what: &'static str,
+) -> Result<SmallVec<[T; 1]>, DecodeError> {
+    let count = reader.count(T::MIN, what)?;
+    let mut values = SmallVec::with_capacity(count);
     for _ in 0..count {
         values.push(T::get(reader)?);
     }

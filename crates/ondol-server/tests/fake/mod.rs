@@ -14,9 +14,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ondol_protocol::{
-    Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, ControlError, ControlPlane,
-    DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, IndexFiles, Listing, ObjectInfo, Pin,
-    PinOutcome, RegionInfo, Retrieve, Retrieved, StaleReason,
+    Access, Breakdown, ClientId, ClientInfo, Commit, CommitOutcome, CommitOutcomes, ControlError,
+    ControlPlane, DeleteOutcome, EngineStats, Grant, GrantRequest, Hit, IndexFiles, Listing,
+    ObjectInfo, Pin, PinOutcome, RegionInfo, Retrieve, Retrieved, StaleReason,
 };
 use ondol_server::{Adopted, DoorConfig, House, Reclaimed, StateDir, Tenant, UnixDoor};
 use ondol_shm::{
@@ -287,7 +287,7 @@ impl ControlPlane for FakeSession {
             .collect())
     }
 
-    fn commit(&self, commits: &[Commit]) -> Result<Vec<CommitOutcome>, ControlError> {
+    fn commit(&self, commits: &[Commit]) -> Result<CommitOutcomes, ControlError> {
         let mut state = self.enter()?;
         Ok(commits
             .iter()
