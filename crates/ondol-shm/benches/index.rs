@@ -7,6 +7,7 @@
 use std::error::Error;
 use std::fs::OpenOptions;
 use std::hint::black_box;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::process::Command;
@@ -109,9 +110,9 @@ fn read(files: &str, objects: u64) -> Result<()> {
     };
     let reader = IndexReader::open(open(index)?.as_fd())?;
     let slots = SlotTable::open(open(table)?.as_fd())?;
-    // Made in one order and asked for in another, so that neither keys nor records are near each other.
-    let there = shuffled((0..objects).map(key).collect());
-    let missing = shuffled((objects..objects + objects.min(1 << 20)).map(key).collect());
+    // Made as they are asked for, as a client's keys are; their records lie anywhere.
+    let there: Vec<_> = shuffled(0..objects).map(key).collect();
+    let missing: Vec<_> = (objects..objects * 2).map(key).collect();
     let rows: [(&str, &[Key], usize, bool); 8] = [
         ("look, 256 keys", &there, 256, false),
         ("lease and release, 256 keys", &there, 256, true),
@@ -176,13 +177,14 @@ fn lease(reader: &IndexReader, slots: &Arc<SlotTable>, keys: &[Key], expected: b
     });
 }
 
-fn shuffled(mut keys: Vec<Key>) -> Vec<Key> {
+fn shuffled(numbers: Range<u64>) -> impl Iterator<Item = u64> {
+    let mut numbers: Vec<_> = numbers.collect();
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    for at in (1..keys.len()).rev() {
+    for at in (1..numbers.len()).rev() {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        keys.swap(at, (state % (at as u64 + 1)) as usize);
+        numbers.swap(at, (state % (at as u64 + 1)) as usize);
     }
-    keys
+    numbers.into_iter()
 }

@@ -12,6 +12,8 @@ mod free_slots;
 mod handle;
 mod hazard;
 mod holds;
+#[cfg(not(loom))]
+mod home;
 mod ids;
 mod lease;
 mod object;

@@ -4,7 +4,9 @@ use std::mem::offset_of;
 use std::sync::atomic::AtomicU32;
 
 use ondol_catalog::{FrozenField, FrozenLayout, LAYOUTS, linkme::distributed_slice};
+use ondol_plugin::MAX_KEY_BYTES;
 
+use crate::home::HUGE_PAGE;
 use crate::sync::AtomicU64;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ONDOLIDX");
@@ -115,15 +117,22 @@ pub(super) struct Geometry {
 impl Geometry {
     /// Room for so many objects whose keys have so many bytes on average. `None` if cells could not be numbered.
     pub(super) fn for_objects(objects: u64, key_bytes: u64) -> Option<Self> {
-        let objects = usize::try_from(objects.max(1)).ok()?;
-        let key_bytes = usize::try_from(key_bytes).ok()?;
+        let objects = usize::try_from(objects.clamp(1, 1 << 40)).ok()?;
+        let key_bytes = usize::try_from(key_bytes.min(MAX_KEY_BYTES as u64)).ok()?;
         // Four of seven slots filled: few buckets overflow, and most misses cost one line.
         let buckets = objects.div_ceil(4).max(MAX_PROBE);
         // Lengths differ, and records of one length leave no room to those of another.
         let cells = objects
             .checked_mul(record_cells(key_bytes))?
             .checked_add(objects / 8 + 64)?;
-        Self::new(buckets as u64, cells as u64)
+        let asked = Self { buckets, cells };
+        // Whole huge pages, if it comes to more than one.
+        let bytes = usize::try_from(asked.bytes()).ok()?;
+        let rest = match bytes {
+            ..HUGE_PAGE => 0,
+            _ => bytes.next_multiple_of(HUGE_PAGE) - bytes,
+        };
+        Self::new(buckets as u64, (cells + rest / size_of::<Cell>()) as u64)
     }
 
     /// A geometry that was read; `None` if it is none.

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ondol_catalog::failpoint;
 use ondol_plugin::Key;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
 
 use super::IndexedObject;
 use super::cells::FreeCells;
@@ -81,9 +83,12 @@ impl IndexWriter {
             "ondol-index",
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
         )?;
+        ftruncate(&file, geometry.bytes())?;
+        let mapping = WriteMapping::new(file.as_fd(), geometry.bytes())?;
+        // Without them every look-up waits for the translation of two addresses, too.
+        let _ = mapping.populate_with_huge_pages();
         // All of it now: memory that is not there later would kill the writer.
         fallocate(&file, FallocateFlags::empty(), 0, geometry.bytes())?;
-        let mapping = WriteMapping::new(file.as_fd(), geometry.bytes())?;
         fcntl_add_seals(
             &file,
             SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
