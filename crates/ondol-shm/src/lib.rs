@@ -17,6 +17,7 @@ mod home;
 mod ids;
 mod lease;
 mod object;
+mod return_ring;
 mod sync;
 
 #[cfg(not(loom))]

@@ -8,13 +8,12 @@ use ondol_plugin::RegionId;
 
 use super::SLOTS;
 use super::layout::{
-    Header, RETURN_PLACES, Return, Slot, TABLE_BYTES, block_bit, check, hit_at, position_word,
-    return_at, slot_at, word_position,
+    Header, RETURN_PLACES, Return, Slot, TABLE_BYTES, block_bit, check, hit_at, return_at, slot_at,
 };
 use crate::fences::Real;
 use crate::free_slots::{FreeSlots, SlotGroup, Taken};
-use crate::sync::{AtomicU64, Ordering, fence};
-use crate::{ForkGuard, Grant, PageId, WriteMapping, hazard};
+use crate::sync::{AtomicU64, Ordering};
+use crate::{ForkGuard, Grant, PageId, WriteMapping, hazard, return_ring};
 
 /// The client's side of its slot table.
 ///
@@ -48,18 +47,30 @@ impl SlotTable {
     /// Maps the table that the server made for this client, and for nobody before.
     ///
     /// # Errors
-    /// If it is none or cannot be mapped.
+    /// If it is none, was mapped and used before, or cannot be mapped.
     pub fn open(file: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
         check(file)?;
         let mapping = WriteMapping::new(file, TABLE_BYTES)?;
         // The file has its memory already; an older system maps each page at its first use.
         let _ = mapping.populate();
-        Ok(Arc::new(Self {
+        let table = Self {
             mapping,
             free: FreeSlots::new(SLOTS),
             fork: ForkGuard::new(),
             returned: Mutex::new(0),
-        }))
+        };
+        let blocks = table
+            .word(offset_of!(Header, blocks))
+            .load(Ordering::Relaxed);
+        let returned = table
+            .word(offset_of!(Header, returned))
+            .load(Ordering::Relaxed);
+        if blocks != 0 || returned != return_ring::position_word(0) {
+            return Err(io::Error::other(
+                "the slot table was used before; a client maps its table once and keeps it",
+            ));
+        }
+        Ok(Arc::new(table))
     }
 
     /// The index that this table may be used with; 0 for none. It is the server's word.
@@ -73,8 +84,11 @@ impl SlotTable {
 
     /// Whether the table may be used with the index of this name, as the second look at a hold has to find.
     pub(crate) fn is_for(&self, incarnation: u64) -> bool {
-        let word = self.word(offset_of!(Header, server.incarnation));
-        self.fork.is_home() && hazard::is_still(word, incarnation)
+        self.fork.is_home()
+            && hazard::is_still(
+                self.word(offset_of!(Header, server.incarnation)),
+                incarnation,
+            )
     }
 
     /// Publishes holds on pages, at most `wanted` of them, each since `now` in milliseconds of the monotonic clock.
@@ -125,12 +139,8 @@ impl SlotTable {
             return false;
         };
         let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = self
-            .word(offset_of!(Header, server.returns_taken))
-            .load(Ordering::Relaxed);
-        // What was taken is read no more, so its places can be written.
-        fence(Ordering::Acquire);
-        let waiting = word_position(taken).map(|taken| returned.wrapping_sub(taken));
+        let taken = return_ring::taken::<Real>(self.word(offset_of!(Header, server.returns_taken)));
+        let waiting = taken.map(|taken| returned.wrapping_sub(taken));
         if waiting.is_none_or(|waiting| waiting >= RETURN_PLACES) {
             return false;
         }
@@ -140,8 +150,7 @@ impl SlotTable {
         self.word(place + offset_of!(Return, generation))
             .store(grant.generation.0, Ordering::Relaxed);
         *returned = returned.wrapping_add(1);
-        self.word(offset_of!(Header, returned))
-            .store(position_word(*returned), Ordering::Release);
+        return_ring::given::<Real>(self.word(offset_of!(Header, returned)), *returned);
         true
     }
 

@@ -181,14 +181,3 @@ pub(super) fn check(file: BorrowedFd<'_>) -> io::Result<()> {
     }
     Ok(())
 }
-
-/// A position in the ring of returns as one word, of which it shows when a part of it is missing.
-pub(super) fn position_word(position: u32) -> u64 {
-    u64::from(!position) << 32 | u64::from(position)
-}
-
-/// The position that a word holds.
-pub(super) fn word_position(word: u64) -> Option<u32> {
-    let position = word as u32;
-    (position_word(position) == word).then_some(position)
-}

@@ -15,9 +15,10 @@ use rustix::io::Errno;
 use super::HIT_PLACES;
 use super::layout::{
     BLOCK, Header, RETURN_BYTES, RETURN_PLACES, Return, SLOT_BYTES, Slot, TABLE_BYTES, check,
-    hit_at, identity, position_word, return_at, slot_at, word_position,
+    hit_at, identity, return_at, slot_at,
 };
-use crate::fences::{Fences, Real};
+use crate::fences::Real;
+use crate::return_ring::{self, position_word, word_position};
 use crate::{Generation, Grant, PageId, hazard};
 
 /// A page that a client holds by a slot.
@@ -227,7 +228,7 @@ impl SlotTableView {
     /// If the table cannot be read, or says that more was given back than it has room for.
     pub fn drain_returns(&mut self, mut returned: impl FnMut(Grant)) -> io::Result<()> {
         let end = self.read_word(offset_of!(Header, returned))?;
-        Real::acquire();
+        return_ring::acquire_places::<Real>();
         let end = word_position(end)
             .filter(|end| {
                 let kept = end.wrapping_sub(self.returns_taken);
@@ -265,8 +266,7 @@ impl SlotTableView {
             return Ok(());
         }
         failpoint!("slots.returns_done", Err(Errno::IO.into()));
-        // The places were read before the client may write them.
-        Real::release();
+        return_ring::release_places::<Real>();
         let taken = position_word(self.returns_read).to_le_bytes();
         let at = offset_of!(Header, server.returns_taken);
         self.file.write_all_at(&taken, at as u64)?;
