@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn each_slot_is_taken_once_and_none_beyond_the_last() {
-        for count in [0, 1, 63, 64, 65, 512, 4095, 4096, 5000, 65_536] {
+        for count in [0, 1, 63, 64, 65, 512, 4095, 4096, 5000] {
             for wanted in [1, 7, 64, 300] {
                 let free = FreeSlots::new(count);
                 let mut taken = BTreeSet::new();

@@ -34,6 +34,8 @@
 //! only as long as nothing is; a position shows whether it is whole.
 
 mod client;
+#[cfg(test)]
+mod hostile;
 mod layout;
 mod server;
 #[cfg(test)]

@@ -278,3 +278,154 @@ fn a_volatile_table_cannot_be_cut_short() {
     file.set_len(1 << 30).unwrap_err();
     file.write_all_at(&[0], 600).unwrap();
 }
+
+#[test]
+fn a_table_is_mapped_by_its_client_once() {
+    let (view, table) = pair();
+    let again = || SlotTable::open(view.open_for_client().unwrap().as_fd());
+    again().unwrap();
+    drop(hold(&table, [1]));
+    again().unwrap_err();
+    let (view, table) = pair();
+    assert!(table.give_back(grant(1)));
+    SlotTable::open(view.open_for_client().unwrap().as_fd()).unwrap_err();
+}
+
+#[test]
+fn a_lease_outlives_its_table_and_may_end_on_another_thread() {
+    let (view, table) = pair();
+    let weak = Arc::downgrade(&table);
+    let mut leases = hold(&table, 0..200);
+    drop(table);
+    assert_eq!(held(&view).len(), 200);
+    let others = leases.split_off(100);
+    let threads = [leases, others].map(|leases| std::thread::spawn(|| drop(leases)));
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
+    assert_eq!(held(&view), []);
+    assert!(weak.upgrade().is_none(), "the table stays for ever");
+}
+
+#[test]
+fn a_table_ends_with_its_handle_if_nothing_is_held() {
+    let (_view, table) = pair();
+    let weak = Arc::downgrade(&table);
+    for round in 0..300 {
+        let mut publisher = table.publisher(100, 0);
+        let leases: Vec<_> = (0..round % 100)
+            .filter_map(|number| publisher.publish(page(number)))
+            .collect();
+        drop(leases);
+    }
+    assert_eq!(weak.strong_count(), 1);
+    drop(table);
+    assert!(weak.upgrade().is_none());
+}
+
+#[test]
+fn a_forked_child_ends_and_publishes_nothing() {
+    let (mut view, table) = pair();
+    view.set_incarnation(5).unwrap();
+    let leases = hold(&table, 0..100);
+    // SAFETY: the child does nothing but what is tested and free memory, which the C library lets it, and leaves with
+    // _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let does_nothing = table.incarnation() == 0
+            && !table.is_for(5)
+            && table.publisher(1, 0).publish(page(9)).is_none()
+            && !table.give_back(grant(1));
+        table.note_hit(page(1));
+        table.count(1, 1);
+        drop(leases);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!does_nothing)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a valid place, `child` is our own child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(held(&view).len(), 100);
+    assert_eq!(hits(&mut view), []);
+    assert_eq!(returns(&mut view), []);
+    assert_eq!(view.counts().unwrap(), (0, 0));
+    drop(leases);
+    assert_eq!((held(&view), table.in_use()), (vec![], 0));
+}
+
+#[test]
+fn threads_give_back_and_find_at_the_same_time() {
+    const THREADS: u32 = 4;
+    const EACH: u32 = 5000;
+    let (mut view, table) = pair();
+    let mut all = Vec::new();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let table = &table;
+            scope.spawn(move || {
+                for number in (0..EACH).map(|number| thread * EACH + number) {
+                    table.note_hit(page(number));
+                    while !table.give_back(grant(number)) {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        let mut seen = 0;
+        while all.len() < (THREADS * EACH) as usize {
+            view.drain_returns(|grant| all.push(grant)).unwrap();
+            view.returns_done().unwrap();
+            view.drain_hits(|hit| {
+                assert!(hit.index < THREADS * EACH);
+                seen += 1;
+            })
+            .unwrap();
+        }
+        assert!(seen > 0);
+    });
+    for thread in 0..THREADS {
+        let expected: Vec<_> = (0..EACH).map(|n| grant(thread * EACH + n)).collect();
+        let own = |grant: &&Grant| grant.page.index / EACH == thread;
+        let found: Vec<_> = all.iter().filter(own).copied().collect();
+        assert_eq!(found, expected, "thread {thread}");
+    }
+}
+
+#[test]
+fn a_full_file_system_makes_no_table_and_leaves_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs -o size=256k ondol-test \"$1\" || exit 77; exec \"$2\" --exact --nocapture \"$3\"";
+    let output = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, "sh"])
+        .arg(dir.path())
+        .arg(std::env::current_exe().unwrap())
+        .arg("slot_table::tests::making_child")
+        .env("ONDOL_TEST_TABLE", dir.path().join("7"))
+        .output();
+    match output {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(text.contains("refused"), "{text}");
+        }
+        Ok(output)
+            if matches!(output.status.code(), Some(1 | 77))
+                && !rustix::process::geteuid().is_root() =>
+        {
+            eprintln!("SKIPPED: a file system can be mounted by root only");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What this binary does as a child of the test above.
+#[test]
+fn making_child() {
+    let Some(path) = std::env::var_os("ONDOL_TEST_TABLE").map(PathBuf::from) else {
+        return;
+    };
+    let error = SlotTableView::create(&path).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    assert!(!path.exists());
+    println!("\nrefused");
+}
