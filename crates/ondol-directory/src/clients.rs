@@ -95,6 +95,7 @@ impl Directory {
         let mut state = self.state.lock();
         let record = self.client(client)?;
         let mut reclaimed = Reclaimed::default();
+        self.take_returned_by(&mut state, Some(client));
         // First, so that whatever else cannot be taken back now, what it read can be reused.
         if let Some((leases, (hits, misses))) = state.slots.remove(client) {
             reclaimed.leases = leases.count;

@@ -15,8 +15,8 @@ use ondol_protocol::{
     Retrieve,
 };
 use ondol_shm::{
-    BookedLease, ClientId, LayoutFingerprint, Lease, LeaseBook, LeaseSlots, Location, ObjectMeta,
-    PageId, create_lease_table,
+    BookedLease, ClientId, IndexReader, LayoutFingerprint, Lease, LeaseBook, LeaseSlots, Location,
+    Looked, ObjectMeta, PageId, SlotLease, SlotTable, SlotTableView, create_lease_table,
 };
 use parking_lot::Mutex;
 
@@ -58,6 +58,20 @@ pub(crate) enum Step {
     DropLease {
         client: usize,
         lease: usize,
+    },
+    /// The client looks into the index by itself.
+    Find {
+        client: usize,
+        keys: Vec<usize>,
+    },
+    DropFind {
+        client: usize,
+        find: usize,
+    },
+    /// A page comes back by the client's ring.
+    Ring {
+        client: usize,
+        page: usize,
     },
     Pin {
         client: usize,
@@ -151,11 +165,26 @@ struct Client {
     id: ClientId,
     table: OwnedFd,
     slots: Arc<LeaseSlots>,
+    shared: Option<Shared>,
     grants: Vec<(Grant, u64)>,
     leases: Vec<Held>,
+    finds: Vec<Found>,
     pins: BTreeMap<Key, BTreeSet<u64>>,
     left: bool,
     last_request: Option<Request>,
+}
+
+/// What a client reads and writes for itself.
+#[derive(Debug)]
+struct Shared {
+    index: IndexReader,
+    slots: Arc<SlotTable>,
+}
+
+#[derive(Debug)]
+struct Found {
+    lease: SlotLease,
+    location: Location,
 }
 
 /// A grant request and its answer.
@@ -184,6 +213,8 @@ pub(crate) struct World {
     pub(crate) log: Arc<Log>,
     strides: Vec<u64>,
     regions: u64,
+    /// The clients' slot tables.
+    tables: tempfile::TempDir,
     clients: Vec<Client>,
     objects: BTreeMap<Key, Object>,
     /// Objects that were recorded and are not durable, with the end of their record.
@@ -228,6 +259,7 @@ impl World {
             log,
             strides: strides.to_vec(),
             regions,
+            tables: tempfile::tempdir().unwrap(),
             clients: Vec::new(),
             objects: BTreeMap::new(),
             pending: BTreeMap::new(),
@@ -241,6 +273,7 @@ impl World {
             steps: 0,
             check_every: 1,
         };
+        world.directory.open_index();
         for _ in 0..clients {
             let client = world.attach();
             world.clients.push(client);
@@ -277,16 +310,24 @@ impl World {
                 Err(other) => panic!("{other:?}"),
             }
         };
+        let slots = SlotTableView::create(&self.table(id)).unwrap();
+        self.directory.set_slots(id, slots);
         Client {
             id,
             slots: LeaseSlots::open(table.as_fd()).unwrap(),
             table,
+            shared: None,
             grants: Vec::new(),
             leases: Vec::new(),
+            finds: Vec::new(),
             pins: BTreeMap::new(),
             left: false,
             last_request: None,
         }
+    }
+
+    fn table(&self, client: ClientId) -> std::path::PathBuf {
+        self.tables.path().join(client.to_string())
     }
 
     fn tick(&mut self, count: usize) -> u64 {
@@ -296,8 +337,15 @@ impl World {
     }
 
     fn leases_on(&self, page: PageId) -> usize {
-        let leases = self.clients.iter().flat_map(|client| &client.leases);
-        leases.filter(|held| held.location.page == page).count()
+        self.read().filter(|location| location.page == page).count()
+    }
+
+    /// What is read, by any lease.
+    fn read(&self) -> impl Iterator<Item = Location> {
+        self.clients.iter().flat_map(|client| {
+            let leases = client.leases.iter().map(|held| held.location);
+            leases.chain(client.finds.iter().map(|found| found.location))
+        })
     }
 
     fn pins_on(&self, key: &Key) -> u32 {
@@ -328,9 +376,7 @@ impl World {
             .values()
             .map(|object| (object.location.page, object.location.generation))
             .collect();
-        let leases = self.clients.iter().flat_map(|client| &client.leases);
-        leases
-            .map(|held| held.location)
+        self.read()
             .filter(|location| !visible.contains(&(location.page, location.generation)))
             .map(|location| location.page)
             .collect()
@@ -372,6 +418,16 @@ impl World {
                     drop(leases.swap_remove(index).lease);
                 }
             }
+            Step::Find { client, keys } => self.find(client % self.clients.len(), keys),
+            Step::DropFind { client, find } => {
+                let client = client % self.clients.len();
+                let finds = &mut self.clients[client].finds;
+                if !finds.is_empty() {
+                    let index = find % finds.len();
+                    drop(finds.swap_remove(index).lease);
+                }
+            }
+            Step::Ring { client, page } => self.ring(client % self.clients.len(), *page),
             Step::Pin { client, keys } => self.pin(client % self.clients.len(), keys),
             Step::Unpin { client, keys } => self.unpin(client % self.clients.len(), keys),
             Step::Delete { keys } => self.delete(keys),
@@ -863,6 +919,72 @@ impl World {
         }
     }
 
+    fn find(&mut self, client: usize, keys: &[usize]) {
+        let keys: Vec<_> = keys.iter().map(|index| key(*index)).collect();
+        let Client {
+            id, shared, left, ..
+        } = &mut self.clients[client];
+        let is_usable = |shared: &Shared| {
+            shared.index.is_current() && shared.index.incarnation() == shared.slots.incarnation()
+        };
+        if !shared.as_ref().is_some_and(is_usable) {
+            match self.directory.index(*id) {
+                Ok(files) => {
+                    let files = files.unwrap();
+                    // The table is mapped once.
+                    let slots = shared.take().map(|shared| shared.slots);
+                    *shared = Some(Shared {
+                        index: IndexReader::open(files.index.as_fd()).unwrap(),
+                        slots: slots
+                            .unwrap_or_else(|| SlotTable::open(files.slots.as_fd()).unwrap()),
+                    });
+                }
+                Err(DirectoryError::UnknownClient) if *left => {}
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        let Some(Shared { index, slots }) = shared else {
+            assert!(*left);
+            return;
+        };
+        // Objects of the last run are not there before they are loaded.
+        let may_ask = *left || !self.directory.is_loaded();
+        let mut finds = Vec::new();
+        index.lease(slots, &keys, |at, looked| {
+            let object = self.objects.get(&keys[at]);
+            match looked {
+                Looked::Found((found, lease)) => {
+                    assert!(!*left, "a client that left found {}", keys[at]);
+                    let object = object.map(|object| (object.location, object.meta));
+                    assert_eq!(object, Some((found.location, found.meta)), "{}", keys[at]);
+                    let location = found.location;
+                    finds.push(Found { lease, location });
+                }
+                Looked::Absent => assert!(object.is_none(), "{} was missed", keys[at]),
+                Looked::Ask => assert!(may_ask, "{} was not in the index", keys[at]),
+            }
+        });
+        self.clients[client].finds.extend(finds);
+    }
+
+    fn ring(&mut self, client: usize, page: usize) {
+        let Some(Shared { slots, .. }) = &self.clients[client].shared else {
+            return;
+        };
+        if page.is_multiple_of(8) && !self.spent.is_empty() {
+            // One that is not the client's.
+            assert!(slots.give_back(self.spent[page / 8 % self.spent.len()].0));
+            return;
+        }
+        let Client { shared, grants, .. } = &mut self.clients[client];
+        if let Some(Shared { slots, .. }) = shared
+            && !grants.is_empty()
+        {
+            let (grant, _) = grants.swap_remove(page / 8 % grants.len());
+            assert!(slots.give_back(grant));
+        }
+    }
+
     fn abuse(&mut self, client: usize, keys: &[usize], group: u32) {
         if self.strides.len() == 1 {
             // How far such a request gets is not said, so it would blur the order of uses.
@@ -1026,11 +1148,12 @@ impl World {
         let Client {
             id,
             leases,
+            finds,
             grants,
             left,
             ..
         } = &self.clients[client];
-        let gone = *left && leases.is_empty() && grants.is_empty();
+        let gone = *left && leases.is_empty() && finds.is_empty() && grants.is_empty();
         assert_eq!(self.directory.is_gone(*id), gone);
         if gone {
             self.die(client);
@@ -1041,7 +1164,7 @@ impl World {
         let fresh = self.attach();
         let dead = std::mem::replace(&mut self.clients[client], fresh);
         let expected = Reclaimed {
-            leases: dead.leases.len() as u64,
+            leases: (dead.leases.len() + dead.finds.len()) as u64,
             pins: dead.pins.values().map(|pins| pins.len() as u64).sum(),
             grants: dead.grants.len() as u64,
         };
@@ -1136,7 +1259,7 @@ impl World {
                     told.object_bytes
                 ),
                 (
-                    client.leases.len() as u64,
+                    (client.leases.len() + client.finds.len()) as u64,
                     client.pins.values().map(|pins| pins.len() as u64).sum(),
                     client.grants.len() as u64,
                     client.grants.iter().map(|(_, stride)| stride).sum(),
@@ -1262,7 +1385,7 @@ impl World {
                 id: client.id,
                 book: LeaseBook::create(&books.path().join(client.id.to_string())).unwrap(),
                 leases: leases.collect(),
-                slots: None,
+                slots: Some(SlotTableView::adopt(&self.table(client.id)).unwrap()),
             }
         });
         let last = LastRun {
@@ -1275,6 +1398,16 @@ impl World {
         assert_eq!(recovery.objects, self.objects.len() as u64);
         assert_eq!(recovery.unmatched, 0);
         assert!(self.faulty || (recovery.refused.is_none() && recovery.unforgotten.is_empty()));
+        // The last one was killed, so that its index looks as it did; readers that are late confirm nothing by it.
+        for index in (0..self.clients.len()).filter(lives) {
+            if let Some(Shared { index, slots }) = &self.clients[index].shared {
+                let keys: Vec<_> = self.objects.keys().cloned().collect();
+                index.lease(slots, &keys, |at, looked| {
+                    assert!(!matches!(looked, Looked::Found(_)), "{}", keys[at]);
+                });
+            }
+        }
+        directory.open_index();
         self.directory = directory;
         self.check_replay();
         for index in 0..self.clients.len() {
@@ -1287,8 +1420,13 @@ impl World {
                     pins: dead.pins.values().map(|pins| pins.len() as u64).sum(),
                     grants: dead.grants.len() as u64,
                 };
-                if recovery.dead.iter().any(|(id, _)| *id == dead.id) {
-                    assert!(self.faulty || recovery.dead.contains(&(dead.id, expected)));
+                if let Some((_, found)) = recovery.dead.iter().find(|(id, _)| *id == dead.id) {
+                    // What was on its ring counts as held.
+                    let found = Reclaimed {
+                        grants: found.grants.min(expected.grants),
+                        ..*found
+                    };
+                    assert!(self.faulty || found == expected);
                 } else {
                     self.forget_at_last(dead.id);
                 }
