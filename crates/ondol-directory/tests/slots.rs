@@ -716,9 +716,7 @@ fn nobody_misses_an_object_while_the_index_is_replaced_by_larger_ones() {
         let (mut random, mut found, mut asked) = (number, 0, 0);
         while stored.load(Ordering::Acquire) < OBJECTS {
             let there = stored.load(Ordering::Acquire);
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+            random = next_random(random);
             let key = (random >> 33) % there;
             match client.look(key) {
                 Looked::Found((object, _lease)) => {
@@ -773,10 +771,16 @@ fn nobody_misses_an_object_while_the_index_is_replaced_by_larger_ones() {
 fn an_index_that_was_replaced_holds_what_the_last_one_held() {
     const OBJECTS: u64 = 12_000;
     let world = World::new(8);
+    let late = world.attach(READER);
+    let is_gone = |key: u64| key % 50 == 7 || (key % 50 == 13 && key < OBJECTS - 2_000);
     for first in (0..OBJECTS).step_by(50) {
         store_many(&world, first..first + 50);
-        // Some go while the next index is filled.
-        world.directory.delete(&[Key::integer(first + 7)]).unwrap();
+        // Some go while the next index is filled: new ones, and those that were moved or are to be moved.
+        let gone = [first + 7, first.saturating_sub(2_000) + 13].map(Key::integer);
+        world.directory.delete(&gone).unwrap();
+        let stats = world.directory.stats();
+        let index = stats.index.unwrap();
+        assert_eq!(index.objects + index.unindexed, stats.objects, "{index:?}");
     }
     // What is left to be moved is moved with the next commits.
     for first in (OBJECTS..OBJECTS + 1_000).step_by(50) {
@@ -785,15 +789,25 @@ fn an_index_that_was_replaced_holds_what_the_last_one_held() {
     let index = world.directory.stats().index.unwrap();
     assert!(index.generation > 1, "{index:?}");
     assert_eq!(index.unindexed, 0);
-    assert_eq!(index.objects, world.directory.stats().objects);
-    let reader = world.attach(READER);
-    for key in 0..OBJECTS + 1_000 {
-        match reader.look(key) {
-            Looked::Found((object, _)) => assert_eq!(object.location.len, 1 + key % SMALL),
-            Looked::Absent => assert_eq!(key % 50, 7, "{key} was lost"),
+    let reader = world.attach(ClientId(3));
+    let all: Vec<_> = (0..OBJECTS + 1_000).map(Key::integer).collect();
+    reader.index.look(&all, |key, looked| {
+        let key = key as u64;
+        match looked {
+            Looked::Found(object) => {
+                assert_eq!(object.location.len, 1 + key % SMALL);
+                assert!(!is_gone(key) || key >= OBJECTS, "{key} was deleted");
+            }
+            Looked::Absent => assert!(is_gone(key), "{key} was lost"),
             Looked::Ask => panic!("{key} is asked for"),
         }
-    }
+    });
+    // Who has not noticed yet does so now.
+    assert!(!late.index.is_current());
+    assert_eq!(late.slots.incarnation(), reader.index.incarnation());
+    late.index.look(&all, |key, looked| {
+        assert!(matches!(looked, Looked::Ask), "{key}");
+    });
 }
 
 /// What the pages of a pool hold, in place of memory.
@@ -807,19 +821,19 @@ impl Bytes {
 
 #[test]
 fn no_reader_sees_another_object_while_all_is_evicted_around_it() {
-    const STORES: u64 = 3_000;
+    const STORES: u64 = 1_000;
+    const FINDS: u64 = 1_000;
     const KEYS: u64 = 48;
     let world = World::new(1);
     let small = REGION / 32;
     let bytes = Bytes((0..32).map(|_| AtomicU64::new(u64::MAX)).collect());
     let is_over = AtomicBool::new(false);
-    let reader = |number: u64| {
+    let found = [const { AtomicU64::new(0) }; 2];
+    let reader = |number: u64, found: &AtomicU64| {
         let client = world.attach(ClientId(number));
-        let (mut random, mut found) = (number, 0_u64);
+        let mut random = number;
         while !is_over.load(Ordering::Relaxed) {
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+            random = next_random(random);
             let first = (random >> 33) % KEYS;
             let keys: Vec<_> = (first..first + 4).map(Key::integer).collect();
             let mut held = Vec::new();
@@ -828,7 +842,7 @@ fn no_reader_sees_another_object_while_all_is_evicted_around_it() {
                     held.push((first + at as u64, object.location.page, lease));
                 }
             });
-            found += held.len() as u64;
+            found.fetch_add(held.len() as u64, Ordering::Relaxed);
             for (key, page, lease) in held {
                 for _ in 0..3 {
                     let seen = bytes.of(page).load(Ordering::Relaxed);
@@ -839,18 +853,28 @@ fn no_reader_sees_another_object_while_all_is_evicted_around_it() {
                 drop(lease);
             }
         }
-        found
     };
-    let found: Vec<_> = thread::scope(|scope| {
-        let readers: Vec<_> = (2..4)
-            .map(|number| scope.spawn(move || reader(number)))
+    // However it ends, so do the readers.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    thread::scope(|scope| {
+        let _over = Over(&is_over);
+        let readers: Vec<_> = (2..)
+            .zip(&found)
+            .map(|(number, found)| scope.spawn(move || reader(number, found)))
             .collect();
         let mut random = 99_u64;
-        for _ in 0..STORES {
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+        let mut stores = 0;
+        let is_enough = |found: &AtomicU64| found.load(Ordering::Relaxed) >= FINDS;
+        while stores < STORES || !found.iter().all(is_enough) {
+            assert!(!readers.iter().any(thread::ScopedJoinHandle::is_finished));
+            random = next_random(random);
             let key = (random >> 33) % (KEYS + 4);
+            stores += 1;
             if (random >> 20).is_multiple_of(16) {
                 world.directory.delete(&[Key::integer(key)]).unwrap();
                 continue;
@@ -868,16 +892,16 @@ fn no_reader_sees_another_object_while_all_is_evicted_around_it() {
                 assert_eq!(returned, [Ok(())]);
             }
         }
-        is_over.store(true, Ordering::Relaxed);
-        readers
-            .into_iter()
-            .map(|reader| reader.join().unwrap())
-            .collect()
     });
-    assert!(found.iter().all(|found| *found > 0), "{found:?}");
     assert!(world.counter("ondol_evictions_total") > 0);
     let stats = world.directory.stats();
     assert_eq!(stats.retired, 0);
     let class = &stats.classes[0];
     assert_eq!(class.free + class.committed, class.pages, "{class:?}");
+}
+
+fn next_random(random: u64) -> u64 {
+    random
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1)
 }

@@ -3,7 +3,7 @@
 //! The server is a real process, this program started again, so that it can be killed; the clients' process is the test.
 
 use std::io::{BufRead, BufReader, Lines};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use ondol_engine::{Durability, Engine, EngineConfig, EngineError, Persistence, S
 use ondol_memory::{DeviceEnv, DeviceError, LogError, PoolRecord};
 use ondol_plugin::Key;
 use ondol_protocol::{
-    Access, ClientId, Commit, CommitOutcome, ControlError, ControlPlane, Grant, GrantRequest, Pin,
-    PinOutcome, Retrieve,
+    Access, ClientId, Commit, CommitOutcome, ControlError, ControlPlane, Grant, GrantRequest,
+    IndexFiles, Pin, PinOutcome, Retrieve,
 };
 use ondol_shm::{
-    Lease, LeaseSlots, Location, ObjectMeta, Process, ReadMapping, ReadRegion, WriteMapping,
-    WriteRegion,
+    IndexReader, Lease, LeaseSlots, Location, Looked, ObjectMeta, Process, ReadMapping, ReadRegion,
+    SlotLease, SlotTable, WriteMapping, WriteRegion,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -169,12 +169,20 @@ impl Setup {
             Some(ready)
         });
         let ready = ready.expect("the server came up");
-        let table = format!("/proc/{}/fd/{ready}", child.id());
-        let table = std::fs::File::options().read(true).write(true).open(table);
+        let mut files = ready.split(' ').map(|number| {
+            let file = PathBuf::from(format!("/proc/{}/fd/{number}", child.id()));
+            // The index is for reading only.
+            let both = std::fs::File::options().read(true).write(true).open(&file);
+            both.or_else(|_| std::fs::File::open(&file)).unwrap()
+        });
+        let [table, index, slots] = [(); 3].map(|()| files.next().unwrap());
+        drop(files);
         Server {
             child,
             _lines: lines,
-            table: table.unwrap().into(),
+            table: table.into(),
+            index: IndexReader::open(index.as_fd()).unwrap(),
+            slots: SlotTable::open(slots.as_fd()).unwrap(),
         }
     }
 }
@@ -185,6 +193,9 @@ struct Server {
     _lines: Lines<BufReader<ChildStdout>>,
     /// The lease table of its client.
     table: OwnedFd,
+    /// What its client reads and writes for itself.
+    index: IndexReader,
+    slots: Arc<SlotTable>,
 }
 
 impl Server {
@@ -221,7 +232,9 @@ fn server_process() {
     let _held = [client.lease(1).unwrap(), client.lease(2).unwrap()];
     client.session.delete(&[Key::integer(2)]).unwrap();
     client.grant(OPEN_REQUEST, 2).unwrap();
-    println!("READY {}", std::os::fd::AsRawFd::as_raw_fd(&client.table));
+    let IndexFiles { index, slots } = client.session.index().unwrap().unwrap();
+    let [table, index_file, slots_file] = [&client.table, &index, &slots].map(AsRawFd::as_raw_fd);
+    println!("READY {table} {index_file} {slots_file}");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     engine.close().unwrap();
@@ -256,6 +269,11 @@ impl Client {
             table,
             session,
         }
+    }
+
+    /// The two leases that it has had since before its server was killed.
+    fn held(&self) -> [Lease; 2] {
+        [(); 2].map(|()| self.slots.propose().unwrap())
     }
 
     fn grant(&self, request: u64, count: u32) -> Result<Vec<Grant>, ControlError> {
@@ -338,6 +356,17 @@ impl Client {
     }
 }
 
+/// What the index and a lease by a slot say of an object; nothing if the server is to be asked.
+fn find(index: &IndexReader, slots: &Arc<SlotTable>, key: u64) -> Option<(Location, SlotLease)> {
+    let mut found = None;
+    index.lease(slots, &[Key::integer(key)], |_, looked| {
+        if let Looked::Found((object, lease)) = looked {
+            found = Some((object.location, lease));
+        }
+    });
+    found
+}
+
 fn visible(client: &Client) -> Vec<u64> {
     (0..OBJECTS)
         .filter(|index| {
@@ -412,8 +441,7 @@ fn after_a_kill_everything_is_there_and_a_living_client_goes_on() {
 
         let session = engine.resume(ClientId(1), table).unwrap();
         let client = Client::new(session);
-        // The two leases that it has held all the time.
-        let held = [client.slots.propose(), client.slots.propose()];
+        let held = client.held();
         assert!(matches!(
             engine.resume(ClientId(1), client.session.lease_table().unwrap()),
             Err(ControlError::UnknownClient(_))
@@ -437,6 +465,76 @@ fn after_a_kill_everything_is_there_and_a_living_client_goes_on() {
         drop(held);
         assert_eq!(engine.stats().retired, 0);
         engine.close().unwrap();
+    }
+}
+
+#[test]
+fn what_a_living_client_reads_without_asking_outlives_its_server() {
+    let site = Site::new();
+    for device in [site.shm(), site.dir()] {
+        let setup = Setup {
+            fresh: true,
+            ..site.setup(&[device])
+        };
+        setup.open().close().unwrap();
+        let setup = Setup {
+            fresh: false,
+            ..setup
+        };
+        let server = setup.start();
+        let slots = Arc::clone(&server.slots);
+        let (kept, lease) = find(&server.index, &slots, 3).unwrap();
+        assert!(find(&server.index, &slots, 2).is_none(), "it was deleted");
+        let Server {
+            mut child,
+            table,
+            index: old,
+            ..
+        } = server;
+        child.kill().unwrap();
+        child.wait().unwrap();
+
+        let engine = setup.open();
+        assert!(
+            find(&old, &slots, 4).is_none(),
+            "by the index of a dead server"
+        );
+        assert_eq!(slots.in_use(), 1);
+        let other = newcomer(&engine);
+        let mut granted = Vec::new();
+        let mut request = 5000;
+        while let Ok(grants) = other.grant(request, 1) {
+            granted.extend(grants);
+            request += 1;
+            assert!(request < 6000);
+        }
+        assert!(granted.iter().all(|grant| grant.page != kept.page));
+        // It pins one and reads three, of which one is gone.
+        let stats = engine.stats();
+        assert_eq!((stats.objects, stats.retired), (3, 1));
+
+        let client = Client::new(engine.resume(ClientId(1), table).unwrap());
+        let _held = client.held();
+        let files = client.session.index().unwrap().unwrap();
+        let index = IndexReader::open(files.index.as_fd()).unwrap();
+        // Its bytes are to be checked first.
+        assert!(find(&index, &slots, 3).is_none());
+        assert_eq!(client.read(3).unwrap(), bytes_of(3));
+        // Of the same table it is not to be told twice.
+        assert_eq!(slots.incarnation(), index.incarnation());
+        let (again, second) = find(&index, &slots, 3).unwrap();
+        assert_eq!(again, kept);
+        let leases = |engine: &Engine| {
+            let stats = engine.stats();
+            let client = stats.clients.iter().find(|client| client.id == 1);
+            client.unwrap().leases
+        };
+        assert_eq!(leases(&engine), 4);
+        drop((lease, second));
+        assert_eq!(leases(&engine), 2);
+        assert_eq!(other.grant(request + 1, 1).unwrap()[0].page, kept.page);
+        engine.close().unwrap();
+        assert!(find(&index, &slots, 3).is_none(), "the engine is closed");
     }
 }
 
@@ -467,12 +565,10 @@ fn what_the_dead_held_is_taken_back_at_once() {
     assert!(stats.clients.is_empty());
     let (pages, free) = free_pages(&engine);
     assert_eq!(pages - free, 1);
-    assert_eq!(
-        std::fs::read_dir(site.path("state/leases"))
-            .unwrap()
-            .count(),
-        0
-    );
+    for files in ["state/leases", "state/slots"] {
+        let files = std::fs::read_dir(site.path(files)).unwrap();
+        assert_eq!(files.count(), 0);
+    }
 }
 
 #[test]
@@ -916,35 +1012,73 @@ fn a_record_that_was_damaged_is_no_reason_to_begin_anew() {
 }
 
 #[test]
-fn a_living_client_without_its_book_is_a_reason_to_stop() {
+fn a_living_client_without_its_book_or_its_slot_table_is_a_reason_to_stop() {
     let site = Site::new();
     let setup = site.setup(&[site.shm()]);
     setup.start().kill();
-    let book = site.path("state/leases/1");
     let aside = site.path("state/aside");
-    std::fs::rename(&book, &aside).unwrap();
-    let error = Engine::open(setup.config()).unwrap_err();
-    assert!(
-        matches!(error, EngineError::LeaseBook { client: 1, .. }),
-        "{error}"
-    );
-    std::fs::rename(&aside, &book).unwrap();
+    let is_refused = || {
+        let error = Engine::open(setup.config()).unwrap_err();
+        assert!(
+            matches!(error, EngineError::LeaseBook { client: 1, .. }),
+            "{error}"
+        );
+    };
+    let slots = site.path("state/slots");
+    // So that it is not the state of a server that knew no such tables.
+    std::fs::write(slots.join("foreign"), "").unwrap();
+    for file in [site.path("state/leases/1"), slots.join("1")] {
+        std::fs::rename(&file, &aside).unwrap();
+        is_refused();
+        std::fs::rename(&aside, &file).unwrap();
+    }
+    let table = std::fs::read(slots.join("1")).unwrap();
+    std::fs::write(slots.join("1"), &table[..table.len() / 2]).unwrap();
+    is_refused();
+    std::fs::write(slots.join("1"), &table).unwrap();
     assert_eq!(visible(&newcomer(&setup.open())), all());
+}
+
+#[test]
+fn clients_of_a_server_that_knew_no_slot_tables_get_theirs() {
+    let site = Site::new();
+    let setup = site.setup(&[site.shm()]);
+    let table = setup.start().kill();
+    std::fs::remove_dir_all(site.path("state/slots")).unwrap();
+    drop(setup.open());
+    // Nor does the next one miss it.
+    let engine = setup.open();
+    let client = Client::new(engine.resume(ClientId(1), table).unwrap());
+    let files = client.session.index().unwrap().unwrap();
+    let index = IndexReader::open(files.index.as_fd()).unwrap();
+    let slots = SlotTable::open(files.slots.as_fd()).unwrap();
+    let _held = client.held();
+    assert!(client.read(3).is_some());
+    assert!(find(&index, &slots, 3).is_some());
 }
 
 #[test]
 fn a_fresh_start_leaves_old_clients_their_memory() {
     let site = Site::new();
     let setup = site.setup(&[site.shm()]);
-    let table = setup.start().kill();
+    let server = setup.start();
+    let (slots, held) = (
+        Arc::clone(&server.slots),
+        find(&server.index, &server.slots, 3),
+    );
+    assert!(held.is_some());
+    let table = server.kill();
     let old = std::fs::File::open(site.path("shm/pool")).unwrap();
     let before = std::fs::read(site.path("shm/pool")).unwrap();
     let fresh = Setup {
         fresh: true,
         ..setup.clone()
     };
+    assert_ne!(slots.incarnation(), 0);
     let engine = fresh.open();
     assert!(!engine.restart().warm);
+    assert_eq!(slots.incarnation(), 0, "it may still confirm a lease");
+    assert!(!site.path("state/slots/1").exists());
     assert!(matches!(
         engine.resume(ClientId(1), table),
         Err(ControlError::UnknownClient(_))
@@ -1025,24 +1159,26 @@ fn clients_keep_their_pins_though_an_engine_could_not_be_closed() {
 }
 
 #[test]
-fn a_foreign_file_among_the_lease_books_stays_and_a_link_is_refused() {
+fn a_foreign_file_among_the_clients_files_stays_and_a_link_is_refused() {
     let site = Site::new();
     let setup = site.setup(&[site.shm()]);
     setup.open().close().unwrap();
-    let books = site.path("state/leases");
-    for name in ["77", "npmrc"] {
-        std::fs::write(books.join(name), "").unwrap();
+    for (files, away) in [("state/leases", "away"), ("state/slots", "far")] {
+        let (files, away) = (site.path(files), site.path(away));
+        for name in ["77", "npmrc"] {
+            std::fs::write(files.join(name), "").unwrap();
+        }
+        setup.open().close().unwrap();
+        assert!(files.join("npmrc").exists());
+        assert!(!files.join("77").exists(), "the file of nobody");
+        std::fs::rename(&files, &away).unwrap();
+        std::fs::write(away.join("88"), "").unwrap();
+        std::os::unix::fs::symlink(&away, &files).unwrap();
+        let error = Engine::open(setup.config()).unwrap_err().to_string();
+        assert!(error.contains("a symbolic link"), "{error}");
+        assert!(away.join("88").exists());
+        std::fs::remove_file(&files).unwrap();
     }
-    setup.open().close().unwrap();
-    assert!(books.join("npmrc").exists());
-    assert!(!books.join("77").exists(), "the book of nobody");
-    let away = site.path("away");
-    std::fs::rename(&books, &away).unwrap();
-    std::fs::write(away.join("88"), "").unwrap();
-    std::os::unix::fs::symlink(&away, &books).unwrap();
-    let error = Engine::open(setup.config()).unwrap_err().to_string();
-    assert!(error.contains("a symbolic link"), "{error}");
-    assert!(away.join("88").exists());
 }
 
 #[test]
@@ -1078,12 +1214,17 @@ fn state_lies_where_only_its_owner_looks() {
     let engine = site.setup(&[site.shm()]).open();
     let client = newcomer(&engine);
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(&site.path("state/leases")), 0o700);
-    let book = site.path("state/leases/1");
-    assert_eq!(mode(&book), 0o600);
+    let files = ["state/leases", "state/slots"].map(|files| site.path(files));
+    for files in &files {
+        assert_eq!(mode(files), 0o700);
+        assert_eq!(mode(&files.join("1")), 0o600);
+    }
     drop(client);
-    assert!(
-        !book.exists(),
-        "the book of a client that left is still there"
-    );
+    for files in files {
+        let left = files.join("1");
+        assert!(
+            !left.exists(),
+            "{left:?} of a client that left is still there"
+        );
+    }
 }

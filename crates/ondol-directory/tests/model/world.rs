@@ -1236,6 +1236,8 @@ impl World {
             .map(|object| object.location.len)
             .sum();
         assert_eq!(stats.object_bytes, bytes);
+        let index = stats.index.unwrap();
+        assert_eq!(index.objects + index.unindexed, stats.objects);
         assert_eq!(stats.retired, self.retired().len() as u64);
         assert_eq!(stats.clients.len(), self.clients.len());
         for client in &self.clients {
