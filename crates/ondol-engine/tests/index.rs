@@ -38,7 +38,7 @@ fn store(session: &Session, key: u64) -> Location {
         meta: ObjectMeta::default(),
     };
     let outcome = session.commit(&[commit]).unwrap();
-    assert_eq!(outcome, [CommitOutcome::Stored]);
+    assert_eq!(outcome[..], [CommitOutcome::Stored]);
     location
 }
 
