@@ -137,7 +137,7 @@ impl World {
 
     fn commit(&self, key: u64, grant: Grant) {
         let outcomes = self.directory.commit(WRITER, &[object(key, grant)]);
-        assert_eq!(outcomes, Ok(vec![CommitOutcome::Stored]));
+        assert_eq!(outcomes.unwrap()[..], [CommitOutcome::Stored]);
     }
 
     fn fill(&self) {
