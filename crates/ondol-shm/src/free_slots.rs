@@ -1,8 +1,8 @@
-//! Which slots of a table are free. The lowest come first, so that a client which holds few leases uses few slots, and what
-//! the server has to look through stays small.
+//! Which slots of a table are free. The lowest come first, so that a client which holds few leases uses few slots, and
+//! what the server has to look through stays small.
 //!
-//! Slots are kept in groups of 64, a bit for each: one atomic operation takes as many slots of a group as are needed, and
-//! one gives a slot back. Threads begin at groups of different cache lines, so that they rarely meet in one.
+//! Slots are kept in groups of 64, a bit for each: one atomic operation takes as many slots of a group as are needed,
+//! and one gives a slot back. Threads begin at groups of different cache lines, so that they rarely meet in one.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

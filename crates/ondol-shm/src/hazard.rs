@@ -1,12 +1,12 @@
 //! How a reader holds a page without asking the server: a hazard pointer across processes.
 //!
 //! The reader has found an object. It writes the object's page into a slot of its own ([`publish`]), passes a fence
-//! ([`published`]) and looks once more at every word that the server changes before it reuses the page ([`is_still`]): the
-//! version of the object's record, the index's state, and the index that the reader's slots may be used with. If all are
-//! as they were the page is held until the slot is emptied ([`withdraw`]); else it never was.
+//! ([`published`]) and looks once more at every word that the server changes before it reuses the page ([`is_still`]):
+//! the version of the object's record, the index's state, and the index that the reader's slots may be used with. If
+//! all are as they were the page is held until the slot is emptied ([`withdraw`]); else it never was.
 //!
-//! The server changes such a word, passes a fence ([`made_unfindable`]) and reads the slots of all readers; a page that stands in none
-//! of them ([`scanned`]) is its own again.
+//! The server changes such a word, passes a fence ([`made_unfindable`]) and reads the slots of all readers; a page that
+//! stands in none of them ([`scanned`]) is its own again.
 //!
 //! One of the two fences comes first. If it is the reader's, the server's scan sees the slot. If it is the server's, the
 //! reader's second look sees the change. So a page that was reused is not read, and without either fence it could be,

@@ -1,8 +1,9 @@
 //! The two ends of the ring by which a client gives pages back, one place a page.
 //!
 //! The client writes places and then the position after the last one ([`given`]); the server reads them and then writes
-//! the position after the last one that it has dealt with ([`release_places`], and a store). The client writes a place again
-//! only when the server's position is beyond it ([`taken`]). Each side's position thus hands places over to the other.
+//! the position after the last one that it has dealt with ([`release_places`], and a store). The client writes a place
+//! again only when the server's position is beyond it ([`taken`]). Each side's position thus hands places over to the
+//! other.
 //!
 //! A position counts modulo 2³². Its word has the complement in the upper half, so that it shows when a part of it is
 //! missing.

@@ -29,8 +29,8 @@ pub struct SlotTable {
 /// A hold on a page that stands in a slot; it ends when it is dropped, without a message.
 ///
 /// # Invariant
-/// Its slot is taken, and each group of slots of which one is taken owns a count of the table's `Arc`. So the table lives
-/// at least as long, and a batch of leases costs as many atomic operations as it has groups.
+/// Its slot is taken, and each group of slots of which one is taken owns a count of the table's `Arc`. So the table
+/// lives at least as long, and a batch of leases costs as many atomic operations for that as it has groups.
 pub struct SlotLease {
     table: *const SlotTable,
     region: u32,
@@ -160,9 +160,9 @@ impl SlotTable {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: the word lies inside the mapping (checked), is aligned, lives as long as `self`, and is only ever accessed
-        // atomically by this process; the server reads and writes the file with system calls. The mapping was made
-        // writable, and callers are in the process that made it.
+        // SAFETY: the word lies inside the mapping (checked), is aligned, lives as long as `self`, and is only ever
+        // accessed atomically by this process; the server reads and writes the file with system calls. The mapping was
+        // made writable, and callers are in the process that made it.
         unsafe { &*self.mapping.word(offset).cast() }
     }
 
@@ -188,8 +188,8 @@ pub(crate) struct Publisher<'t> {
 }
 
 impl Publisher<'_> {
-    /// Publishes a hold on a page, which is none before it is confirmed: after [`hazard::published`], and a second look at
-    /// what could have ended it. `None` if all slots are in use, or the page fits into none.
+    /// Publishes a hold on a page, which is none before it is confirmed: after [`hazard::published`], and a second look
+    /// at what could have ended it. `None` if all slots are in use, or the page fits into none.
     pub(crate) fn publish(&mut self, page: PageId) -> Option<SlotLease> {
         let word = page.to_word()?;
         if self.slots.is_empty() {
@@ -226,7 +226,8 @@ impl Publisher<'_> {
 impl Drop for Publisher<'_> {
     fn drop(&mut self) {
         if !self.slots.is_empty() && self.table.free.returning(self.slots).give() {
-            // SAFETY: the group's count of this `Arc`, added when its first slot was taken; the last one was just given back.
+            // SAFETY: the group's count of this `Arc`, added when its first slot was taken; the last one was just given
+            // back.
             unsafe { Arc::decrement_strong_count(Arc::as_ptr(self.table)) };
         }
     }
@@ -253,8 +254,8 @@ impl Drop for SlotLease {
         hazard::withdraw::<Real>(table.slot(self.slot));
         // From here on the table may be gone, unless the group's count is this lease's to end.
         if table.free.returning(SlotGroup::of(self.slot)).give() {
-            // SAFETY: the pointer is an `Arc`'s, and this the group's count: it was added when the group's first slot was
-            // taken, and the last one was just given back.
+            // SAFETY: the pointer is an `Arc`'s, and this the group's count: it was added when the group's first slot
+            // was taken, and the last one was just given back.
             unsafe { Arc::decrement_strong_count(self.table) };
         }
     }

@@ -151,7 +151,7 @@ impl SlotTableView {
     /// # Errors
     /// If the system has no descriptor left.
     pub fn open_for_client(&self) -> io::Result<OwnedFd> {
-        // Create neither nor follow anything: the name stands for the open file, whether or not it has one of its own.
+        // This name stands for the open file, whether or not it has another one.
         let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let file = OpenOptions::new().read(true).write(true).open(name)?;
         Ok(file.into())
@@ -168,8 +168,8 @@ impl SlotTableView {
             .write_all_at(&incarnation.to_le_bytes(), at as u64)
     }
 
-    /// Calls `held` with every page that the client holds. Begins with the fence that must stand between making an object
-    /// unfindable and this. A page that is not named here and cannot be found any more is not read.
+    /// Calls `held` with every page that the client holds. Begins with the fence that must stand between making an
+    /// object unfindable and this. A page that is not named here and cannot be found any more is not read.
     ///
     /// # Errors
     /// If the table cannot be read: then nothing is known about what the client holds.
@@ -200,7 +200,8 @@ impl SlotTableView {
     /// If the table cannot be read.
     pub fn drain_hits(&mut self, mut hit: impl FnMut(PageId)) -> io::Result<()> {
         let found = self.read_word(offset_of!(Header, found))?;
-        // More than the ring holds, or a position that went back: the client has written all of it since, or writes nonsense.
+        // More than the ring holds, or a position that went back: the client has written all of it since, or writes
+        // nonsense.
         let new = found
             .wrapping_sub(self.hits_read)
             .min(u64::from(HIT_PLACES));
