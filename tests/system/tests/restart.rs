@@ -230,9 +230,11 @@ fn a_fresh_start_takes_nothing_from_those_who_hold_the_old_pool() {
     }
 }
 
-/// Each client has a file of its own in the state directory.
+const BOOKS: [&str; 2] = ["state/leases/#", "state/slots/#"];
+
+/// Each client has files of its own in the state directory.
 fn with_books(mut names: BTreeSet<String>) -> BTreeSet<String> {
-    names.insert("state/leases/#".to_owned());
+    names.extend(BOOKS.map(str::to_owned));
     names
 }
 
@@ -704,8 +706,9 @@ fn fifty_ends_of_every_process_leave_nothing_behind_and_it_always_starts() {
             }
         }
         let bytes = place.state_bytes();
+        // Each client that was killed after its server leaves a table of a MiB to the next start.
         assert!(
-            bytes < grown * 4 + (1 << 20),
+            bytes < grown * 4 + (6 << 20),
             "{grown} bytes have become {bytes}"
         );
         // The last one finds everything free again.
@@ -724,7 +727,8 @@ fn fifty_ends_of_every_process_leave_nothing_behind_and_it_always_starts() {
         drop(handler);
         server.end(Signal::TERM);
         let left = place.left();
-        assert!(!left.contains("state/leases/#"), "{left:?}");
+        let is_left = |book: &&str| left.contains(*book);
+        assert!(!BOOKS.iter().any(is_left), "{left:?}");
         assert!(!left.contains("state/ondol.sock"), "{left:?}");
     }
 }

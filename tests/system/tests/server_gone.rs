@@ -88,6 +88,9 @@ fn no_call_hangs_or_lies_when_the_door_was_closed() {
     assert!(handler.pin(&key("k")).unwrap());
     let object = get(&handler, "k");
     server.stop();
+    // With its door alone closed an engine goes on, and so does its index.
+    assert_eq!(check(&get(&handler, "k"), "k"), Ok(1));
+    server.engine.close().unwrap();
     all_calls_fail(&handler);
     assert_eq!(check(&object, "k"), Ok(1));
 }
@@ -207,7 +210,11 @@ fn a_server_that_hangs_is_not_waited_for_without_end() {
     let object = get(&handler, "k");
     server.actor().freeze();
     for _ in 0..3 {
-        let error = handler.retrieve(&key("k")).unwrap_err();
+        // What the index tells needs no server.
+        assert_eq!(check(&get(&handler, "k"), "k"), Ok(1));
+        assert!(handler.retrieve(&key("absent")).unwrap().is_none());
+        let wait = Duration::from_millis(50);
+        let error = handler.retrieve_within(&key("absent"), wait).unwrap_err();
         assert!(
             matches!(
                 error,
