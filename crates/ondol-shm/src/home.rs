@@ -1,4 +1,5 @@
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
@@ -8,7 +9,7 @@ use rustix::param::page_size;
 use crate::ForkGuard;
 
 /// Bytes of a huge page, where there are any.
-pub(crate) const HUGE_PAGE: usize = 2 << 20;
+pub const HUGE_PAGE: usize = 2 << 20;
 
 /// A file's bytes, shared, at an address that is theirs in the process that made the mapping only, and unmapped there
 /// only: in a forked child something else may lie there by then.
@@ -77,29 +78,36 @@ impl Home {
 
     /// Advice that changes no byte.
     pub(crate) fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is this mapping; callers in this crate give advice that leaves its bytes as they are.
-        unsafe { madvise(self.as_ptr().cast(), self.len.max(1), advice) }?;
+        self.advise_part(0..self.len.max(1), advice)
+    }
+
+    /// The same for a part that begins with a page of memory.
+    pub(crate) fn advise_part(&self, part: Range<usize>, advice: Advice) -> io::Result<()> {
+        self.check(&part);
+        let first = self.as_ptr().wrapping_add(part.start).cast();
+        // SAFETY: the range is in this mapping; callers in this crate give advice that leaves its bytes as they are.
+        unsafe { madvise(first, part.len(), advice) }?;
         Ok(())
     }
 
-    /// Gives memory to the first bytes of what each huge page would hold.
-    pub(crate) fn populate_starts(&self) -> io::Result<()> {
-        for start in (0..self.len).step_by(HUGE_PAGE) {
-            let address = self.as_ptr().wrapping_add(start).cast();
-            // SAFETY: the byte is one of this mapping, and stays as it is.
-            unsafe { madvise(address, 1, Advice::LinuxPopulateWrite) }?;
-        }
-        Ok(())
-    }
-
-    /// Has the memory of the file put together to huge pages, whatever the system's rule for them is, where at least the
-    /// first bytes have memory.
-    pub(crate) fn collapse(&self) -> io::Result<()> {
-        // SAFETY: the range is this mapping; its bytes stay as they are.
-        match unsafe { libc::madvise(self.as_ptr().cast(), self.len, libc::MADV_COLLAPSE) } {
+    /// Has the memory of a part of the file, which begins with a huge page, put together to huge pages, whatever the
+    /// system's rule for them is, where at least the first bytes of each have memory.
+    pub(crate) fn collapse(&self, part: Range<usize>) -> io::Result<()> {
+        self.check(&part);
+        let first = self.as_ptr().wrapping_add(part.start).cast();
+        // SAFETY: the range is in this mapping; its bytes stay as they are.
+        match unsafe { libc::madvise(first, part.len(), libc::MADV_COLLAPSE) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    fn check(&self, part: &Range<usize>) {
+        assert!(
+            part.start <= part.end && part.end <= self.len.max(1),
+            "bytes {part:?} of {}",
+            self.len
+        );
     }
 }
 

@@ -14,6 +14,8 @@ mod hazard;
 mod holds;
 #[cfg(not(loom))]
 mod home;
+#[cfg(not(loom))]
+mod huge_pages;
 mod ids;
 mod lease;
 mod object;
@@ -55,6 +57,10 @@ pub use fds::{MAX_FDS, recv_with_fds, recv_with_fds_soon, send_with_fds, send_wi
 pub use fork::ForkGuard;
 pub use handle::{HandleSecret, RegionHandle, TOKEN_BYTES};
 pub use holds::HoldCount;
+#[cfg(not(loom))]
+pub use home::HUGE_PAGE;
+#[cfg(not(loom))]
+pub use huge_pages::sample_huge_pages;
 pub use ids::{BackingId, ClientId, Generation, Grant, Location, PageId, StaleReason};
 #[cfg(not(loom))]
 pub use index::{IndexError, IndexFull, IndexReader, IndexWriter, IndexedObject, Looked, RecordId};

@@ -7,11 +7,12 @@
 //! read nor written by anyone else. Processes that were given the pool's descriptors are trusted with it.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::mm::{Advice, ProtFlags};
 
-use crate::home::Home;
+use crate::home::{HUGE_PAGE, Home};
 
 /// A read-only mapping of a whole file: a stray write through it faults.
 #[derive(Debug)]
@@ -89,24 +90,34 @@ impl WriteMapping {
         self.0.len() == 0
     }
 
-    /// Gives every page its memory now, so that a first access later costs nothing more.
+    /// Gives every page of `part` its memory now, so that a first access later costs nothing more. The part begins with a
+    /// page.
     ///
     /// # Errors
     /// If the file has no room, or the system is older than Linux 5.14.
-    pub(crate) fn populate(&self) -> io::Result<()> {
-        self.0.advise(Advice::LinuxPopulateWrite)
+    ///
+    /// # Panics
+    /// If the part does not lie in the mapping.
+    pub fn populate(&self, part: Range<usize>) -> io::Result<()> {
+        self.0.advise_part(part, Advice::LinuxPopulateWrite)
     }
 
-    /// Gives a file of memory that has none yet huge pages, as far as it is long enough, also where the system gives them
-    /// to nobody of its own accord. About as fast as filling it with ordinary pages, and many times faster than to do so and
-    /// change them for huge ones afterwards.
+    /// Gives `part` of a file of memory, which has none there yet, huge pages, as far as it is long enough, also where the
+    /// system gives them to nobody of its own accord. About as fast as filling it with ordinary pages, and many times faster
+    /// than to do so and change them for huge ones afterwards. The part begins with a [`HUGE_PAGE`]; one call for much is
+    /// faster than many for little.
     ///
     /// # Errors
     /// If the system has none to give, or is older than Linux 6.1. What is missing then has ordinary pages, or none.
-    pub fn populate_with_huge_pages(&self) -> io::Result<()> {
-        let _ = self.0.advise(Advice::LinuxHugepage);
-        self.0.populate_starts()?;
-        self.0.collapse()
+    ///
+    /// # Panics
+    /// If the part does not lie in the mapping.
+    pub fn populate_with_huge_pages(&self, part: Range<usize>) -> io::Result<()> {
+        let _ = self.0.advise_part(part.clone(), Advice::LinuxHugepage);
+        for start in part.clone().step_by(HUGE_PAGE) {
+            self.populate(start..start + 1)?;
+        }
+        self.0.collapse(part)
     }
 
     /// # Safety

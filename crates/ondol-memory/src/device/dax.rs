@@ -158,6 +158,7 @@ pub(super) fn open(
         whole_backing_regions: false,
         volatile: false,
         kept,
+        filled: None,
         run: Mutex::new(run),
         hold: Hold::Dax(lock),
     })

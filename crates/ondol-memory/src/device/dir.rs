@@ -9,12 +9,13 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, fsync, open as open_file};
 use rustix::io::Errno;
 
-use super::allocate::{allocate, workers};
+use super::allocate::{Filled, allocate, fill, workers};
 use super::identity::FileRecord;
 use super::owner::{FileId, OwnerLock, unlink};
 use super::room::{self, FileSystem};
@@ -119,12 +120,13 @@ impl DirClaim {
         Ok((claim, backings, run))
     }
 
+    /// The device that these files make; one that was not filled was kept.
     fn into_device(
         self,
         backings: Vec<Backing>,
         region: u64,
         volatile: bool,
-        kept: bool,
+        filled: Option<Filled>,
         run: Option<RunId>,
     ) -> Result<Device, DeviceError> {
         let page_size = match backings.first() {
@@ -146,7 +148,8 @@ impl DirClaim {
             page_size,
             whole_backing_regions: true,
             volatile,
-            kept,
+            kept: filled.is_none(),
+            filled,
             run: Mutex::new(run),
             hold: Hold::Dir(self),
         })
@@ -279,7 +282,7 @@ pub(super) fn open(
     let volatile = file_system == FileSystem::Memory;
     if let Predecessor::Keep(record) = &options.predecessor {
         let (claim, backings, run) = DirClaim::keep(uri, path, count, region, record, options)?;
-        return claim.into_device(backings, region, volatile, true, run);
+        return claim.into_device(backings, region, volatile, None, run);
     }
 
     let mut claim = DirClaim::take(path, options)?;
@@ -287,11 +290,17 @@ pub(super) fn open(
     if volatile {
         room::check_memory(uri, env, size)?;
     }
-    let backings = create_files(uri, &claim.path, volatile, count, region, options)?;
+    let began = Instant::now();
+    let (backings, refused_huge_pages) =
+        create_files(uri, &claim.path, volatile, count, region, options)?;
+    let filled = Filled {
+        seconds: began.elapsed().as_secs_f64(),
+        refused_huge_pages,
+    };
     sync_directory(&claim.path)?;
     claim.complete = true;
     claim.lock.set_disposable(false);
-    claim.into_device(backings, region, volatile, false, None)
+    claim.into_device(backings, region, volatile, Some(filled), None)
 }
 
 fn sync_directory(path: &Path) -> Result<(), DeviceError> {
@@ -299,6 +308,7 @@ fn sync_directory(path: &Path) -> Result<(), DeviceError> {
     sync().map_err(|source| io_error("sync", path, source))
 }
 
+/// Makes all files, by several threads. With them comes what kept the system from giving some of them huge pages.
 fn create_files(
     uri: &DeviceUri,
     directory: &Path,
@@ -306,17 +316,21 @@ fn create_files(
     count: u64,
     region: u64,
     options: &OpenOptions,
-) -> Result<Vec<Backing>, DeviceError> {
+) -> Result<(Vec<Backing>, Option<io::Error>), DeviceError> {
     let next = AtomicU64::new(0);
     let work = || {
         let mut made = Vec::new();
+        let mut refused = None;
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if index >= count {
-                return Ok(made);
+                return Ok((made, refused));
             }
             match create_file(uri, directory, volatile, index, region, options) {
-                Ok(backing) => made.push((index, backing)),
+                Ok((backing, why)) => {
+                    made.push((index, backing));
+                    refused = refused.or(why);
+                }
                 Err(error) => {
                     next.store(count, Ordering::Relaxed);
                     return Err(error);
@@ -325,19 +339,25 @@ fn create_files(
         }
     };
     let mut made = Vec::new();
+    let mut refused = None;
     thread::scope(|scope| {
         let threads = usize::try_from(count).unwrap_or(usize::MAX).min(workers());
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         for thread in threads {
             match thread.join() {
-                Ok(part) => made.extend(part?),
+                Ok(part) => {
+                    let (part, why) = part?;
+                    made.extend(part);
+                    refused = refused.take().or(why);
+                }
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
         Ok::<_, DeviceError>(())
     })?;
     made.sort_by_key(|(index, _)| *index);
-    Ok(made.into_iter().map(|(_, backing)| backing).collect())
+    let backings = made.into_iter().map(|(_, backing)| backing).collect();
+    Ok((backings, refused))
 }
 
 fn create_file(
@@ -347,13 +367,20 @@ fn create_file(
     index: u64,
     region: u64,
     options: &OpenOptions,
-) -> Result<Backing, DeviceError> {
+) -> Result<(Backing, Option<io::Error>), DeviceError> {
     let path = directory.join(region_name(index));
     let failed = |error: Errno| io_error("create", &path, error.into());
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = open_file(&path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
     set_access(&file, &path, options)?;
-    allocate(file.as_fd(), region, base_page_size()).map_err(|error| {
+    let page_size = page_size_of(&file, &path)?;
+    let refused = if volatile {
+        // The other files have the other processors.
+        fill(file.as_fd(), region, page_size, 1).map(|filled| filled.refused_huge_pages)
+    } else {
+        allocate(file.as_fd(), region, base_page_size()).map(|()| None)
+    };
+    let refused = refused.map_err(|error| {
         if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) {
             unusable(
                 uri,
@@ -371,7 +398,7 @@ fn create_file(
         // Were the length lost with the power, the next start would find another file than it left.
         fsync(&file).map_err(|error| io_error("sync", &path, error.into()))?;
     }
-    Ok(backing(path, id, region, volatile))
+    Ok((backing(path, id, region, volatile), refused))
 }
 
 fn backing(path: PathBuf, id: FileId, len: u64, volatile: bool) -> Backing {

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use super::allocate::{allocate, populate};
+use super::allocate::{fill, workers};
 use super::named::NameClaim;
 use super::room::FileSystem;
 use super::{
@@ -48,7 +48,7 @@ pub(super) fn open(
     };
     if let Predecessor::Keep(record) = &options.predecessor {
         let (claim, file) = NameClaim::keep(uri, path, lock_path, Some(len), record, options)?;
-        return Ok(claim.into_device(exact_uri, file, page_size, true));
+        return Ok(claim.into_device(exact_uri, file, page_size, None));
     }
 
     let mut claim = NameClaim::take(path, lock_path, options)?;
@@ -56,16 +56,16 @@ pub(super) fn open(
         return Err(no_pages(uri, len, env, page_size));
     }
     let file = claim.create(options)?;
-    if let Err(error) = allocate(file.as_fd(), len, page_size) {
-        if !is_want_of_room(&error) {
-            return Err(io_error("allocate", claim.path(), error));
+    let filled = match fill(file.as_fd(), len, page_size, workers()) {
+        Ok(filled) => filled,
+        Err(error) if is_want_of_room(&error) => {
+            drop(file);
+            return Err(no_pages(uri, len, env, page_size));
         }
-        drop(file);
-        return Err(no_pages(uri, len, env, page_size));
-    }
-    populate(file.as_fd(), len, page_size);
+        Err(error) => return Err(io_error("allocate", claim.path(), error)),
+    };
     let file = claim.publish(file, len, options)?;
-    Ok(claim.into_device(exact_uri, file, page_size, false))
+    Ok(claim.into_device(exact_uri, file, page_size, Some(filled)))
 }
 
 /// What [`lock_name`] was made of.

@@ -6,7 +6,7 @@ use std::path::Path;
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-use super::allocate::{allocate, populate};
+use super::allocate::{fill, workers};
 use super::owner::FileId;
 use super::room;
 use super::{
@@ -29,20 +29,20 @@ pub(super) fn open(
     let file = memfd_create(shown, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(|error| io_error("create", &path, error.into()))?;
     let page_size = page_size_of(&file, &path)?;
-    if let Err(error) = allocate(file.as_fd(), len, page_size) {
-        if !is_want_of_room(&error) {
-            return Err(io_error("allocate", &path, error));
+    let filled = match fill(file.as_fd(), len, page_size, workers()) {
+        Ok(filled) => filled,
+        Err(error) if is_want_of_room(&error) => {
+            drop(file);
+            let available = room::available_memory(env).map_or(0, |(bytes, _)| bytes);
+            return Err(room::no_memory(
+                uri,
+                len,
+                available,
+                "the system".to_owned(),
+            ));
         }
-        drop(file);
-        let available = room::available_memory(env).map_or(0, |(bytes, _)| bytes);
-        return Err(room::no_memory(
-            uri,
-            len,
-            available,
-            "the system".to_owned(),
-        ));
-    }
-    populate(file.as_fd(), len, page_size);
+        Err(error) => return Err(io_error("allocate", &path, error)),
+    };
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|error| io_error("seal", &path, error.into()))?;
     let id = FileId::of(&file).map_err(|source| io_error("examine", &path, source))?;
@@ -64,6 +64,7 @@ pub(super) fn open(
         whole_backing_regions: false,
         volatile: true,
         kept: false,
+        filled: Some(filled),
         run: Mutex::new(None),
         hold: Hold::Nothing,
     })

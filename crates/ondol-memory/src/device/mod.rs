@@ -17,6 +17,7 @@ mod leftovers;
 mod memfd;
 mod named;
 mod owner;
+mod report;
 mod room;
 mod shm;
 mod state;
@@ -30,7 +31,6 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use ondol_catalog::failpoint;
 use ondol_shm::{ReadMapping, write_back};
@@ -39,6 +39,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fchmod, fdatasync, fstat, openat};
 use rustix::io::Errno;
 
 use crate::size::format_size;
+use allocate::Filled;
 use identity::FileRecord;
 pub use identity::{DeviceRecord, PoolId, PoolIdError, Predecessor, RunId, RunIdError};
 pub use leftovers::{Leftover, Standing, find_leftover_dir, find_leftovers};
@@ -220,6 +221,8 @@ pub struct Device {
     whole_backing_regions: bool,
     volatile: bool,
     kept: bool,
+    /// How a new device came by its memory, or its place on a disk.
+    filled: Option<Filled>,
     run: Mutex<Option<RunId>>,
     // After the backings, so that the lock goes last.
     hold: Hold,
@@ -246,18 +249,9 @@ impl Device {
         env: &DeviceEnv,
         options: &OpenOptions,
     ) -> Result<Self, DeviceError> {
-        let started = Instant::now();
         let device = Self::open_kind(uri, env, options)
             .map_err(|error| explain_want_of_room(error, uri, env))?;
-        tracing::info!(
-            device = %device.uri,
-            capacity = format_size(device.capacity()),
-            files = device.backings.len(),
-            page_size = device.page_size,
-            seconds = started.elapsed().as_secs_f64(),
-            "memory device {}",
-            if device.kept { "kept" } else { "allocated" }
-        );
+        report::log(&device, env);
         Ok(device)
     }
 

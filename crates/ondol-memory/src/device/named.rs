@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, linkat, open};
 use rustix::io::Errno;
 
+use super::allocate::Filled;
 use super::owner::{FileId, LockedFile, OwnerLock, unlink_ours};
 use super::{
     Backing, Device, DeviceError, DeviceRecord, DeviceUri, Hold, MIN_ALIGNMENT, Medium,
@@ -176,13 +177,13 @@ impl NameClaim {
         })
     }
 
-    /// The device that the name's file makes.
+    /// The device that the name's file makes; one that was not filled was kept.
     pub(super) fn into_device(
         self,
         uri: DeviceUri,
         file: NamedFile,
         page_size: u64,
-        kept: bool,
+        filled: Option<Filled>,
     ) -> Device {
         Device {
             uri,
@@ -198,7 +199,8 @@ impl NameClaim {
             page_size,
             whole_backing_regions: false,
             volatile: true,
-            kept,
+            kept: filled.is_none(),
+            filled,
             run: Mutex::new(file.run),
             hold: Hold::Name(self),
         }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use super::allocate::{allocate, populate};
+use super::allocate::{fill, workers};
 use super::named::NameClaim;
 use super::room;
 use super::{
@@ -33,7 +33,7 @@ pub(super) fn open(
         let asked = size.map(whole_pages).transpose()?;
         let (claim, file) = NameClaim::keep(uri, path, lock_path, asked, record, options)?;
         let page_size = page_size_of(&file.file, claim.path())?;
-        return Ok(claim.into_device(exact_uri(file.len), file, page_size, true));
+        return Ok(claim.into_device(exact_uri(file.len), file, page_size, None));
     }
 
     let mut claim = NameClaim::take(path, lock_path, options)?;
@@ -46,11 +46,10 @@ pub(super) fn open(
     let len = whole_pages(size)?;
     let file = claim.create(options)?;
     let page_size = page_size_of(&file, claim.path())?;
-    allocate(file.as_fd(), len, page_size)
+    let filled = fill(file.as_fd(), len, page_size, workers())
         .map_err(|error| io_error("allocate", claim.path(), error))?;
-    populate(file.as_fd(), len, page_size);
     let file = claim.publish(file, len, options)?;
-    Ok(claim.into_device(exact_uri(len), file, page_size, false))
+    Ok(claim.into_device(exact_uri(len), file, page_size, Some(filled)))
 }
 
 /// 1 GiB, or half of what is free if that is less.

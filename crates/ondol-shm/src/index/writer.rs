@@ -86,7 +86,7 @@ impl IndexWriter {
         ftruncate(&file, geometry.bytes())?;
         let mapping = WriteMapping::new(file.as_fd(), geometry.bytes())?;
         // Without them every look-up waits for the translation of two addresses, too.
-        let _ = mapping.populate_with_huge_pages();
+        let _ = mapping.populate_with_huge_pages(0..mapping.len());
         // All of it now: memory that is not there later would kill the writer.
         fallocate(&file, FallocateFlags::empty(), 0, geometry.bytes())?;
         fcntl_add_seals(

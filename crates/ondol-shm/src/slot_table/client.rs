@@ -52,7 +52,7 @@ impl SlotTable {
         check(file)?;
         let mapping = WriteMapping::new(file, TABLE_BYTES)?;
         // The file has its memory already; an older system maps each page at its first use.
-        let _ = mapping.populate();
+        let _ = mapping.populate(0..mapping.len());
         let table = Self {
             mapping,
             free: FreeSlots::new(SLOTS),
