@@ -17,7 +17,7 @@ use crate::prefetch::prefetch;
 use crate::sealed::cannot_shrink;
 use crate::slot_table::Publisher;
 use crate::sync::Ordering;
-use crate::{ReadMapping, SlotLease, SlotTable, hazard, monotonic_ms};
+use crate::{ForkGuard, ReadMapping, SlotLease, SlotTable, hazard, monotonic_ms};
 
 /// Why a file is no index that can be read.
 #[derive(Debug, thiserror::Error)]
@@ -62,12 +62,15 @@ pub enum Looked<T> {
 }
 
 /// A client's view of an index. Readers never wait for the writer, and trust nothing that they read to lie inside.
+///
+/// A forked child of the client has the value but not the index: there the answer is always [`Looked::Ask`].
 #[derive(Debug)]
 pub struct IndexReader {
     mapping: ReadMapping,
     geometry: Geometry,
     seed: u64,
     incarnation: u64,
+    fork: ForkGuard,
 }
 
 /// So often a reader looks again at a record that is being written.
@@ -108,6 +111,7 @@ impl IndexReader {
             geometry,
             seed,
             incarnation,
+            fork: ForkGuard::new(),
         })
     }
 
@@ -124,12 +128,18 @@ impl IndexReader {
 
     /// Whether a living server keeps this index up to date; if not, there is or will be another one.
     pub fn is_current(&self) -> bool {
+        if !self.fork.is_home() {
+            return false;
+        }
         let header = self.segment().header;
         hazard::is_still(&header.state, CURRENT) && is_kept(&header.owner)
     }
 
     /// Looks objects up without holding them: `answer` is called once for each key, in order.
     pub fn look(&self, keys: &[Key], mut answer: impl FnMut(usize, Looked<IndexedObject>)) {
+        if !self.fork.is_home() {
+            return (0..keys.len()).for_each(|at| answer(at, Looked::Ask));
+        }
         let mut first = 0;
         for keys in keys.chunks(Self::BATCH) {
             let mut answer = |at, looked| answer(first + at, looked);
@@ -171,6 +181,9 @@ impl IndexReader {
         keys: &[Key],
         mut answer: impl FnMut(usize, Looked<(IndexedObject, SlotLease)>),
     ) {
+        if !self.fork.is_home() {
+            return (0..keys.len()).for_each(|at| answer(at, Looked::Ask));
+        }
         let now = monotonic_ms();
         let mut first = 0;
         for keys in keys.chunks(Self::BATCH) {

@@ -265,3 +265,14 @@ impl fmt::Debug for IndexWriter {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+impl IndexWriter {
+    /// How many objects passed each bucket.
+    pub(super) fn overflow(&self) -> Vec<u64> {
+        let buckets = self.mapped.segment().buckets.iter();
+        buckets
+            .map(|bucket| bucket.overflow.load(Ordering::Relaxed))
+            .collect()
+    }
+}
