@@ -19,7 +19,11 @@ use ondol_cli::workload::Workload;
 use ondol_directory as _;
 use serde::Serialize;
 
-use report::{Capacity, Report, TraceReport};
+use report::{Capacity, Report};
+pub(crate) use report::{Rates, TraceReport};
+
+/// In percent of the distinct blocks of a trace.
+const CAPACITIES: [f64; 4] = [5.0, 10.0, 25.0, 50.0];
 
 /// Simulate eviction policies with traces and compare their hit rates with the optimum.
 #[derive(Debug, clap::Args)]
@@ -28,7 +32,7 @@ pub(crate) struct Args {
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
     /// Capacities in percent of the distinct blocks of a trace
-    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = [5.0, 10.0, 25.0, 50.0])]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = CAPACITIES)]
     capacity: Vec<f64>,
     /// Policies by name [default: all]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -95,7 +99,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let traces = args.traces.iter().map(|path| {
         let workload = Workload::read(path, usize::MAX)?;
-        Ok(simulate(&workload, &policies, args))
+        Ok(simulate(
+            &workload,
+            &policies,
+            &args.capacity,
+            args.uses,
+            args.stores,
+        ))
     });
     let report = Report {
         uses: args.uses,
@@ -128,13 +138,31 @@ fn choose(names: &[String]) -> Result<Vec<&'static Policy>> {
     names.iter().map(find).collect()
 }
 
-fn simulate(workload: &Workload, policies: &[&'static Policy], args: &Args) -> TraceReport {
+/// What all policies find at the usual capacities.
+pub(crate) fn compare(workload: &Workload) -> TraceReport {
+    let policies = ondol_catalog::policies();
+    simulate(
+        workload,
+        &policies,
+        &CAPACITIES,
+        Order::Prompt,
+        Order::Prompt,
+    )
+}
+
+fn simulate(
+    workload: &Workload,
+    policies: &[&'static Policy],
+    capacities: &[f64],
+    uses: Order,
+    stores: Order,
+) -> TraceReport {
     let distinct: HashSet<u64> = workload.requests.iter().flatten().copied().collect();
     let distinct = distinct.len();
-    let capacities = args.capacity.iter().map(|percent| {
+    let capacities = capacities.iter().map(|percent| {
         let blocks = ((distinct as f64 * percent / 100.0) as usize).max(1);
         let tallies = policies.iter().map(|policy| {
-            let tally = cache::replay(policy, blocks, workload, args.uses, args.stores);
+            let tally = cache::replay(policy, blocks, workload, uses, stores);
             (policy.name.to_owned(), tally)
         });
         let optimum = optimum::replay(blocks, workload);

@@ -16,32 +16,32 @@ pub(super) struct Report {
 
 /// The figures of a trace.
 #[derive(Debug, Serialize)]
-pub(super) struct TraceReport {
-    pub(super) name: String,
-    pub(super) requests: usize,
+pub(crate) struct TraceReport {
+    pub(crate) name: String,
+    pub(crate) requests: usize,
     /// Blocks that differ.
-    pub(super) distinct: usize,
+    pub(crate) distinct: usize,
     /// With room for all of them.
-    pub(super) unlimited: Rates,
-    pub(super) capacities: Vec<Capacity>,
+    pub(crate) unlimited: Rates,
+    pub(crate) capacities: Vec<Capacity>,
 }
 
 /// The figures of a capacity.
 #[derive(Debug, Serialize)]
-pub(super) struct Capacity {
+pub(crate) struct Capacity {
     /// Of the distinct blocks.
-    percent: f64,
+    pub(crate) percent: f64,
     blocks: usize,
-    optimum: Rates,
-    policies: Vec<PolicyRates>,
+    pub(crate) optimum: Rates,
+    pub(crate) policies: Vec<PolicyRates>,
 }
 
 /// Shares of the blocks that were asked for.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Rates {
+pub(crate) struct Rates {
     asked: u64,
-    hit_rate: f64,
-    prefix_hit_rate: f64,
+    pub(crate) hit_rate: f64,
+    pub(crate) prefix_hit_rate: f64,
 }
 
 impl From<Tally> for Rates {
@@ -65,10 +65,10 @@ impl fmt::Display for Rates {
 
 /// The figures of a policy.
 #[derive(Debug, Serialize)]
-struct PolicyRates {
-    policy: String,
+pub(crate) struct PolicyRates {
+    pub(crate) policy: String,
     #[serde(flatten)]
-    rates: Rates,
+    pub(crate) rates: Rates,
     /// Its part of the blocks that the optimum finds.
     of_optimum: f64,
     /// Its part of them that it finds as prefixes.
