@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod contract;
 pub mod licences;
 pub mod new_plugin;

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{contract, new_plugin, suite, torture};
+use xtask::{bench, contract, new_plugin, suite, torture};
 
 /// The habits of the house
 #[derive(Parser)]
@@ -17,6 +17,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure Ondol beside what a user would take instead, and beside the limits of the machine
+    Bench(bench::Options),
     /// Compare the code with the committed contract
     ContractCheck(contract::Options),
     /// Write the skeleton of a plugin crate
@@ -31,6 +33,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Bench(options) => bench::run(&options),
         Command::ContractCheck(options) => contract::run(&options),
         Command::NewPlugin(options) => new_plugin::run(&options),
         Command::Test(options) => suite::test(options),
