@@ -24,7 +24,8 @@ pub enum Call {
     Delete,
 }
 
-/// A line to an engine that carries calls out and loses answers: what a client sees whose server answers too late.
+/// A line to an engine that carries calls out and loses answers: what a client sees whose server answers too late. It
+/// passes no index on, so its client asks for everything.
 #[derive(Debug)]
 pub struct Lossy {
     inner: Arc<dyn ControlPlane>,

@@ -101,7 +101,7 @@ fn split() -> Option<libc::pid_t> {
 }
 
 /// Ends a child at once; nothing of the parent's is flushed or run twice.
-fn leave(status: i32) -> ! {
+pub(crate) fn leave(status: i32) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(status) }
 }

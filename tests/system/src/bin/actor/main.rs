@@ -5,11 +5,13 @@
 //! * `actor fork SOCKET`: a client that forks. Prints what its child found wrong, or `ok`, and ends with its input.
 //! * `actor fork-server DIR`: the same for a server with a client in its own process.
 //! * `actor fault SOCKET KEY`: writes through an object that it may only read, and should not survive it.
+//! * `actor unaided SOCKET WHAT`: looks objects up while the system kills it for any other call than that of its end.
 //! * `actor …` with anything else: `ondol …`.
 
 mod client;
 mod hazard;
 mod server;
+mod unaided;
 
 use std::env;
 use std::path::Path;
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         ["fork", socket] => hazard::fork(Path::new(socket)),
         ["fork-server", dir] => hazard::fork_server(Path::new(dir)),
         ["fault", socket, key] => hazard::fault(Path::new(socket), key),
+        ["unaided", socket, what] => unaided::run(Path::new(socket), what),
         _ => return ondol_cli::main(EXPECTED),
     }
     ExitCode::SUCCESS
