@@ -21,6 +21,10 @@ use crate::state::{Removal, State};
 /// So many objects in the policy's order are looked through for one that a storage backend has, too.
 const STORED_WINDOW: usize = 256;
 
+/// So many objects go at once where slots have to be read, however few pages are wanted; never more than a small share of
+/// the pages of their size.
+const AHEAD: u64 = 32;
+
 /// Why there is no page.
 #[derive(Debug)]
 pub(crate) enum NoRoom {
@@ -111,9 +115,11 @@ impl State {
                 }
                 (None, Some(drain)) => self.drain(shards, counters, stride, &drain)?,
                 (Some(victim), _) => {
-                    // A few at once, so that the next grants find free pages without another search.
+                    // A few at once, so that the next grants find free pages without another search, and without
+                    // another look at the slots of all clients.
                     let share = class_pages(self) / 64;
-                    let enough = wanted.min(share.max(1)) as usize;
+                    let ahead = if self.slots.are_unused() { 1 } else { AHEAD };
+                    let enough = wanted.max(ahead).min(share.max(1)) as usize;
                     let victims = if enough > 1 {
                         self.victims(stride, enough)
                     } else {

@@ -703,6 +703,28 @@ fn store_many(world: &World, keys: std::ops::Range<u64>) {
 }
 
 #[test]
+fn one_look_at_all_slots_is_for_several_objects_that_go_and_none_that_is_held() {
+    let world = World::new(1);
+    let reader = world.attach(READER);
+    let pages = REGION / SMALL;
+    for first in (0..pages).step_by(64) {
+        store_many(&world, first..first + 64);
+    }
+    let _held = [reader.find(0), reader.find(5)];
+    store_many(&world, 10_000..10_001);
+    let evicted = world.counter("ondol_evictions_total");
+    assert!((2..=pages / 64).contains(&evicted), "{evicted} of {pages}");
+    let left = (0..pages).filter(|key| world.directory.locate(&[Key::integer(*key)])[0].is_some());
+    let left: BTreeSet<_> = left.collect();
+    let oldest = (0..pages).filter(|key| ![0, 5].contains(key));
+    let gone: BTreeSet<_> = oldest.take(evicted as usize).collect();
+    assert_eq!(left, (0..pages).filter(|key| !gone.contains(key)).collect());
+    // The next ones find pages that are free.
+    store_many(&world, 10_001..10_000 + evicted);
+    assert_eq!(world.counter("ondol_evictions_total"), evicted);
+}
+
+#[test]
 fn nobody_misses_an_object_while_the_index_is_replaced_by_larger_ones() {
     const OBJECTS: u64 = 20_000;
     const FIRST: u64 = 64;
