@@ -105,7 +105,8 @@ fn print(client: &Client, stats: &HandlerStats) -> anyhow::Result<()> {
     }
 
     let mut table = Table::new([
-        ">CLIENT", ">PID", ">LEASES", ">PINS", ">GRANTED", ">BYTES", ">OBJECTS", ">BYTES",
+        ">CLIENT", ">PID", ">LEASES", ">OLDEST", ">PINS", ">GRANTED", ">BYTES", ">OBJECTS",
+        ">BYTES",
     ]);
     // This command is a client too, but not one that anybody asks about.
     let mut others = engine
@@ -119,6 +120,7 @@ fn print(client: &Client, stats: &HandlerStats) -> anyhow::Result<()> {
                 other.id.to_string(),
                 other.pid.to_string(),
                 other.leases.to_string(),
+                other.oldest_lease_ms.map_or("-".to_owned(), age),
                 other.pins.to_string(),
                 other.granted_pages.to_string(),
                 format_size(other.granted_bytes),
@@ -194,6 +196,20 @@ fn print_storage(out: &mut impl Write, l2: &L2Stats) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A time that has passed, in the largest unit of which it has at least one.
+fn age(ms: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [
+        (86_400_000, "d"),
+        (3_600_000, "h"),
+        (60_000, "min"),
+        (1000, "s"),
+    ];
+    match UNITS.iter().find(|(length, _)| ms >= *length) {
+        Some((length, unit)) => format!("{:.1} {unit}", ms as f64 / *length as f64),
+        None => format!("{ms} ms"),
+    }
+}
+
 fn health(backend: &BackendStats) -> String {
     let mut words = vec![backend.health.as_str()];
     if backend.draining {
@@ -211,5 +227,19 @@ fn counted_so_far(backend: &BackendStats, figure: String) -> String {
         figure
     } else {
         format!("{figure}+")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::age;
+
+    #[test]
+    fn ages_are_told_in_their_unit() {
+        let told = [0, 999, 1500, 59_940, 60_000, 5_400_000, 90_000_000].map(age);
+        let expected = [
+            "0 ms", "999 ms", "1.5 s", "59.9 s", "1.0 min", "1.5 h", "1.0 d",
+        ];
+        assert_eq!(told, expected);
     }
 }
