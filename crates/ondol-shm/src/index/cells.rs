@@ -2,7 +2,7 @@
 
 use ondol_plugin::MAX_KEY_BYTES;
 
-use super::layout::{Cell, Segment, record_cells, word};
+use super::layout::{Segment, record_cells, word};
 use crate::sync::{AtomicU64, Ordering};
 
 const LARGEST: usize = record_cells(MAX_KEY_BYTES);
@@ -32,7 +32,7 @@ impl FreeCells {
         &mut self,
         segment: Segment<'a>,
         cells: usize,
-    ) -> Option<(u32, &'a [Cell])> {
+    ) -> Option<(u32, &'a [AtomicU64])> {
         let head = &mut self.free[cells - 1];
         if *head != 0 {
             let taken = *head;
@@ -54,5 +54,5 @@ impl FreeCells {
 }
 
 fn link(segment: Segment<'_>, first: u32) -> &AtomicU64 {
-    &segment.cells[first as usize].0[word::FINGERPRINT]
+    &segment.cells[first as usize][word::FINGERPRINT]
 }

@@ -1,4 +1,4 @@
-//! The words of an index, and how many of them there are.
+//! The words of an index, and how many of them there are. The module above draws them.
 
 use std::mem::offset_of;
 use std::sync::atomic::AtomicU32;
@@ -48,11 +48,8 @@ pub(super) struct Bucket {
     pub(super) slots: [AtomicU64; SLOTS],
 }
 
-pub(super) const CELL_WORDS: usize = 8;
-
 /// One cache line of the records.
-#[repr(C, align(64))]
-pub(super) struct Cell(pub(super) [AtomicU64; CELL_WORDS]);
+pub(super) type Cell = [AtomicU64; 8];
 
 /// One object, in consecutive cells; its key's bytes follow.
 #[repr(C)]
@@ -79,7 +76,7 @@ pub(super) mod word {
     pub(in super::super) const KEY_AND_FLAGS: usize = offset_of!(Record, key_and_flags) / 8;
     pub(in super::super) const CHECKSUM: usize = offset_of!(Record, checksum) / 8;
     pub(in super::super) const LAYOUT: usize = offset_of!(Record, layout) / 8;
-    /// The first of the key's words.
+    /// The first of the key's words, after those that every record has.
     pub(in super::super) const KEY: usize = size_of::<Record>() / 8;
 }
 
@@ -187,10 +184,11 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// The cells of a record, if they lie inside.
+    /// The words of a record of so many cells, if they lie inside.
     #[inline]
-    pub(super) fn record(&self, first: u32, cells: usize) -> Option<&'a [Cell]> {
-        self.cells.get(first as usize..)?.get(..cells)
+    pub(super) fn record(&self, first: u32, cells: usize) -> Option<&'a [AtomicU64]> {
+        let cells = self.cells.get(first as usize..)?.get(..cells)?;
+        Some(cells.as_flattened())
     }
 
     /// The bucket that lies so many after the one at `home`.
@@ -200,12 +198,6 @@ impl<'a> Segment<'a> {
         let count = self.buckets.len();
         &self.buckets[if at < count { at } else { (at - count) % count }]
     }
-}
-
-/// A word of a record.
-#[inline]
-pub(super) fn record_word(record: &[Cell], word: usize) -> &AtomicU64 {
-    &record[word / CELL_WORDS].0[word % CELL_WORDS]
 }
 
 const fn field(name: &'static str, offset: usize, size: usize) -> FrozenField {

@@ -11,11 +11,10 @@ use super::layout::{
 };
 use super::owner::is_kept;
 use super::query::Query;
-use super::record::{self, Sight, Snapshot};
+use super::record::{self, Seen, Sight};
 use crate::fences::{Fences, Real};
 use crate::prefetch::prefetch;
 use crate::sealed::cannot_shrink;
-use crate::slot_table::Publisher;
 use crate::sync::Ordering;
 use crate::{ForkGuard, ReadMapping, SlotLease, SlotTable, hazard, monotonic_ms};
 
@@ -91,7 +90,7 @@ impl IndexReader {
         let mut header = [[0; 8]; HEADER_WORDS];
         let read =
             rustix::io::pread(file, header.as_flattened_mut(), 0).map_err(io::Error::from)?;
-        let [magic, version, buckets, cells, seed, incarnation] = header.map(u64::from_le_bytes);
+        let [magic, version, buckets, cells, seed, incarnation] = header.map(u64::from_ne_bytes);
         let bytes = fstat(file).map_err(io::Error::from)?.st_size as u64;
         let geometry = Geometry::new(buckets, cells).filter(|geometry| {
             let is_whole = read == size_of_val(&header) && geometry.bytes() == bytes;
@@ -128,11 +127,7 @@ impl IndexReader {
 
     /// Whether a living server keeps this index up to date; if not, there is or will be another one.
     pub fn is_current(&self) -> bool {
-        if !self.fork.is_home() {
-            return false;
-        }
-        let header = self.segment().header;
-        hazard::is_still(&header.state, CURRENT) && is_kept(&header.owner)
+        self.fork.is_home() && is_current(self.segment())
     }
 
     /// Looks objects up without holding them: `answer` is called once for each key, in order.
@@ -140,37 +135,24 @@ impl IndexReader {
         if !self.fork.is_home() {
             return (0..keys.len()).for_each(|at| answer(at, Looked::Ask));
         }
-        let mut first = 0;
-        for keys in keys.chunks(Self::BATCH) {
-            let mut answer = |at, looked| answer(first + at, looked);
-            match keys.len() {
-                1 => self.look_batch::<1>(keys, &mut answer),
-                2..=16 => self.look_batch::<16>(keys, &mut answer),
-                _ => self.look_batch::<{ Self::BATCH }>(keys, &mut answer),
-            }
-            first += keys.len();
-        }
-    }
-
-    fn look_batch<const N: usize>(
-        &self,
-        keys: &[Key],
-        answer: &mut impl FnMut(usize, Looked<IndexedObject>),
-    ) {
-        let mut found = [const { Looked::Ask }; N];
-        self.find::<N>(keys, |at, looked| {
-            found[at] = match looked {
-                Looked::Found(snapshot) => snapshot.object.map_or(Looked::Ask, Looked::Found),
+        let segment = self.segment();
+        self.find(keys, |at, looked| {
+            let looked = match looked {
+                Looked::Found(seen) => seen.object(segment).map_or(Looked::Ask, Looked::Found),
                 Looked::Absent => Looked::Absent,
                 Looked::Ask => Looked::Ask,
             };
+            // After the search: until here it was this index that told what there is.
+            Real::acquire();
+            answer(
+                at,
+                if self.is_current() {
+                    looked
+                } else {
+                    Looked::Ask
+                },
+            );
         });
-        // After the search: until here it was this index that told what there is.
-        Real::acquire();
-        let is_current = self.is_current();
-        for (at, looked) in found.into_iter().take(keys.len()).enumerate() {
-            answer(at, if is_current { looked } else { Looked::Ask });
-        }
     }
 
     /// Finds and leases objects: `answer` is called once for each key, in order. All leases of a call were confirmed
@@ -204,28 +186,27 @@ impl IndexReader {
         keys: &[Key],
         answer: &mut impl FnMut(usize, Looked<(IndexedObject, SlotLease)>),
     ) {
+        let segment = self.segment();
         let mut published = [const { Looked::Ask }; N];
         let mut publisher = slots.publisher(keys.len(), now);
-        self.find::<N>(keys, |at, looked| {
+        self.find(keys, |at, looked| {
             published[at] = match looked {
-                Looked::Found(snapshot) => publish(&mut publisher, snapshot),
+                Looked::Found(seen) => {
+                    let lease = seen.page(segment).and_then(|page| publisher.publish(page));
+                    lease.map_or(Looked::Ask, |lease| Looked::Found((seen, lease)))
+                }
                 Looked::Absent => Looked::Absent,
                 Looked::Ask => Looked::Ask,
             };
         });
         hazard::published::<Real>();
-        let segment = self.segment();
-        let is_current = self.is_current() && slots.is_for(self.incarnation);
+        let is_current = is_current(segment) && slots.is_for(self.incarnation);
         for (at, published) in published.into_iter().take(keys.len()).enumerate() {
             let confirmed = match published {
                 _ if !is_current => Looked::Ask,
-                Looked::Found((snapshot, object, lease)) => {
-                    if record::is_unchanged(segment, &snapshot) {
-                        Looked::Found((object, lease))
-                    } else {
-                        Looked::Ask
-                    }
-                }
+                Looked::Found((seen, lease)) => seen
+                    .object(segment)
+                    .map_or(Looked::Ask, |object| Looked::Found((object, lease))),
                 Looked::Absent => Looked::Absent,
                 Looked::Ask => Looked::Ask,
             };
@@ -233,51 +214,68 @@ impl IndexReader {
         }
     }
 
-    /// Searches for up to `N` keys, one stage after the other, so that the memory of one key is on its way while others
-    /// are worked on.
+    /// Searches for keys in order. What it says was so at some time between its call and that of `found`.
     #[inline]
-    fn find<const N: usize>(&self, keys: &[Key], mut found: impl FnMut(usize, Looked<Snapshot>)) {
+    fn find(&self, keys: &[Key], found: impl FnMut(usize, Looked<Seen>)) {
+        if let [_] = keys {
+            self.find_in_stages::<1, 0>(keys, found);
+        } else {
+            self.find_in_stages::<64, 16>(keys, found);
+        }
+    }
+
+    /// Works on a key in three stages, with `APART` other keys in between, so that the memory that a stage needs has time
+    /// to arrive. `RING`, a power of two, is more than twice as many.
+    #[inline]
+    fn find_in_stages<const RING: usize, const APART: usize>(
+        &self,
+        keys: &[Key],
+        mut found: impl FnMut(usize, Looked<Seen>),
+    ) {
+        const { assert!(RING.is_power_of_two() && RING > 2 * APART) };
         let segment = self.segment();
         // Before the search: an object that is indexed later was counted until then.
         let is_complete = segment.header.unindexed.load(Ordering::Relaxed) == 0;
         Real::acquire();
-        let mut queries = [const { Query::NONE }; N];
-        let mut hints = [0; N];
-        for key in keys {
+        let mut queries = [const { Query::NONE }; RING];
+        let mut candidates = [0; RING];
+        for key in keys.iter().take(APART) {
             prefetch(key.bytes());
         }
-        for (query, key) in queries.iter_mut().zip(keys) {
-            *query = Query::new(key, self.seed, segment.buckets.len());
-            prefetch(std::slice::from_ref(segment.bucket(query.home, 0)));
-        }
-        for (hint, query) in hints.iter_mut().zip(&queries[..keys.len()]) {
-            *hint = first_candidate(segment, query);
-            if let Some(record) = segment.record(*hint, record_cells(query.bytes.len())) {
-                prefetch(record);
+        for step in 0..keys.len() + 2 * APART {
+            if let Some(key) = keys.get(step) {
+                if let Some(key) = keys.get(step + APART) {
+                    prefetch(key.bytes());
+                }
+                let query = Query::new(key, self.seed, segment.buckets.len());
+                prefetch(std::slice::from_ref(segment.bucket(query.home, 0)));
+                queries[step % RING] = query;
             }
-        }
-        for (at, (query, hint)) in queries[..keys.len()].iter().zip(hints).enumerate() {
-            let looked = match search(segment, query, hint) {
-                Looked::Absent if !is_complete => Looked::Ask,
-                looked => looked,
-            };
-            found(at, looked);
+            if step >= APART && step - APART < keys.len() {
+                let at = (step - APART) % RING;
+                let query = &queries[at];
+                candidates[at] = first_candidate(segment, query);
+                if let Some(record) =
+                    segment.record(candidates[at], record_cells(query.bytes.len()))
+                {
+                    prefetch(record);
+                }
+            }
+            if step >= 2 * APART {
+                let at = step - 2 * APART;
+                let looked = match search(segment, &queries[at % RING], candidates[at % RING]) {
+                    Looked::Absent if !is_complete => Looked::Ask,
+                    looked => looked,
+                };
+                found(at, looked);
+            }
         }
     }
 }
 
-fn publish(
-    publisher: &mut Publisher<'_>,
-    snapshot: Snapshot,
-) -> Looked<(Snapshot, IndexedObject, SlotLease)> {
-    let Some(object) = snapshot.object else {
-        return Looked::Ask;
-    };
-    publisher
-        .publish(object.location.page)
-        .map_or(Looked::Ask, |lease| {
-            Looked::Found((snapshot, object, lease))
-        })
+#[inline]
+fn is_current(segment: Segment<'_>) -> bool {
+    hazard::is_still(&segment.header.state, CURRENT) && is_kept(&segment.header.owner)
 }
 
 /// The first cell of the record in the home bucket that is likely the key's; 0 if there is none.
@@ -291,16 +289,16 @@ fn first_candidate(segment: Segment<'_>, query: &Query<'_>) -> u32 {
 }
 
 #[inline]
-fn search(segment: Segment<'_>, query: &Query<'_>, hint: u32) -> Looked<Snapshot> {
-    if hint != 0
-        && let Sight::Match(snapshot) = record::look(segment, hint, query)
+fn search(segment: Segment<'_>, query: &Query<'_>, candidate: u32) -> Looked<Seen> {
+    if candidate != 0
+        && let Sight::Match(seen) = record::look(segment, candidate, query)
     {
-        return Looked::Found(snapshot);
+        return Looked::Found(seen);
     }
     search_all(segment, query)
 }
 
-fn search_all(segment: Segment<'_>, query: &Query<'_>) -> Looked<Snapshot> {
+fn search_all(segment: Segment<'_>, query: &Query<'_>) -> Looked<Seen> {
     let mut retries = RETRIES;
     for distance in 0..MAX_PROBE {
         let bucket = segment.bucket(query.home, distance);
@@ -312,7 +310,7 @@ fn search_all(segment: Segment<'_>, query: &Query<'_>) -> Looked<Snapshot> {
                 }
                 Real::acquire();
                 match record::look(segment, word as u32, query) {
-                    Sight::Match(snapshot) => return Looked::Found(snapshot),
+                    Sight::Match(seen) => return Looked::Found(seen),
                     Sight::Other => break,
                     Sight::Unstable if retries == 0 => return Looked::Ask,
                     Sight::Unstable => {

@@ -1,101 +1,143 @@
 //! Records: how they are written and read.
 
 use super::IndexedObject;
-use super::layout::{Cell, Segment, flag, record_cells, record_word, word};
+use super::layout::{Segment, flag, record_cells, word};
 use super::query::Query;
 use super::version;
 use crate::fences::Real;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{Generation, LayoutFingerprint, Location, ObjectMeta, PageId};
 
-/// What a record says, at one moment.
+/// A record that was the key's, at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Snapshot {
-    pub(super) cell: u32,
-    pub(super) version: u64,
-    /// `None` if readers are to ask the server.
-    pub(super) object: Option<IndexedObject>,
+pub(super) struct Seen {
+    cell: u32,
+    version: u64,
 }
 
 /// What a look at a record shows.
 pub(super) enum Sight {
     /// The key's object.
-    Match(Snapshot),
+    Match(Seen),
     /// Another key's, or no record at all.
     Other,
     /// The record is being written, or was while it was read.
     Unstable,
 }
 
-/// The key's words, the last one padded with zeros.
+/// The words that every record has.
+type Fields = [AtomicU64; word::KEY];
+
 #[inline]
-fn key_words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+fn load(fields: &Fields, word: usize) -> u64 {
+    fields[word].load(Ordering::Relaxed)
+}
+
+/// Whether the words are those of the key, the last one padded with zeros.
+#[inline]
+fn is_key(words: &[AtomicU64], bytes: &[u8]) -> bool {
     let (whole, rest) = bytes.as_chunks::<8>();
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    let padded = (!rest.is_empty()).then_some(last);
-    whole.iter().copied().chain(padded).map(u64::from_le_bytes)
+    let differs =
+        |word: &AtomicU64, bytes: [u8; 8]| word.load(Ordering::Relaxed) ^ u64::from_le_bytes(bytes);
+    // Nearly always it is the key, so there is no use in an early end.
+    let mut difference = 0;
+    for (word, bytes) in words.iter().zip(whole) {
+        difference |= differs(word, *bytes);
+    }
+    if let Some(word) = words.get(whole.len()).filter(|_| !rest.is_empty()) {
+        difference |= differs(word, padded(rest));
+    }
+    difference == 0
 }
 
 #[inline]
-fn words_from(record: &[Cell], first: usize) -> impl Iterator<Item = &AtomicU64> {
-    record.iter().flat_map(|cell| &cell.0).skip(first)
+fn padded(rest: &[u8]) -> [u8; 8] {
+    let mut word = [0; 8];
+    word[..rest.len()].copy_from_slice(rest);
+    word
 }
 
 #[inline]
 pub(super) fn look(segment: Segment<'_>, cell: u32, query: &Query<'_>) -> Sight {
-    let Some(record) = segment.record(cell, record_cells(query.bytes.len())) else {
+    let record = segment.record(cell, record_cells(query.bytes.len()));
+    let Some((fields, key)) = record.and_then(|record| record.split_first_chunk()) else {
         return Sight::Other;
     };
-    let version_word = record_word(record, word::VERSION);
-    let Some(seen) = version::read::<Real>(version_word) else {
+    let fields: &Fields = fields;
+    let Some(version) = version::read::<Real>(&fields[word::VERSION]) else {
         return Sight::Unstable;
     };
-    let load = |word| record_word(record, word).load(Ordering::Relaxed);
-    let key_and_flags = load(word::KEY_AND_FLAGS);
-    let same_fingerprint = load(word::FINGERPRINT) == query.fingerprint[0]
-        && load(word::FINGERPRINT + 1) == query.fingerprint[1];
-    let is_match = same_fingerprint
-        && key_and_flags & flag::KEY_MASK == query.length_and_tag
-        && key_words(query.bytes)
-            .zip(words_from(record, word::KEY))
-            .all(|(expected, word)| word.load(Ordering::Relaxed) == expected);
-    let has = |bit| key_and_flags & bit != 0;
-    let object = PageId::from_word(load(word::PAGE))
-        .filter(|_| !has(flag::UNVERIFIED))
-        .map(|page| IndexedObject {
-            location: Location {
-                page,
-                generation: Generation(load(word::GENERATION)),
-                len: load(word::LEN),
-            },
-            meta: ObjectMeta {
-                layout: has(flag::HAS_LAYOUT)
-                    .then(|| layout([load(word::LAYOUT), load(word::LAYOUT + 1)])),
-                checksum: has(flag::HAS_CHECKSUM).then(|| load(word::CHECKSUM)),
-            },
-        });
-    if !version::is_still::<Real>(version_word, seen) {
+    let is_match = load(fields, word::FINGERPRINT) == query.fingerprint[0]
+        && load(fields, word::FINGERPRINT + 1) == query.fingerprint[1]
+        && load(fields, word::KEY_AND_FLAGS) & flag::KEY_MASK == query.length_and_tag
+        && is_key(key, query.bytes);
+    if !version::is_still::<Real>(&fields[word::VERSION], version) {
         Sight::Unstable
     } else if is_match {
-        Sight::Match(Snapshot {
-            cell,
-            version: seen,
-            object,
-        })
+        Sight::Match(Seen { cell, version })
     } else {
         Sight::Other
     }
 }
 
-fn layout(words: [u64; 2]) -> LayoutFingerprint {
-    let [low, high] = words.map(u128::from);
-    LayoutFingerprint((low | (high << 64)).to_le_bytes())
+impl Seen {
+    #[inline]
+    fn fields<'a>(&self, segment: Segment<'a>) -> Option<&'a Fields> {
+        segment
+            .record(self.cell, record_cells(0))?
+            .first_chunk::<{ word::KEY }>()
+    }
+
+    /// The object's page; what was read counts if the record is the same afterwards. `None` if readers are to ask.
+    #[inline]
+    pub(super) fn page(&self, segment: Segment<'_>) -> Option<PageId> {
+        page(self.fields(segment)?)
+    }
+
+    /// The object, if the record is still the one that was seen and readers need not ask. If it was so before a fence, the
+    /// answer is as of after that.
+    #[inline]
+    pub(super) fn object(&self, segment: Segment<'_>) -> Option<IndexedObject> {
+        let fields = self.fields(segment)?;
+        let object = object(fields)?;
+        version::is_still::<Real>(&fields[word::VERSION], self.version).then_some(object)
+    }
+}
+
+#[inline]
+fn page(fields: &Fields) -> Option<PageId> {
+    let is_verified = load(fields, word::KEY_AND_FLAGS) & flag::UNVERIFIED == 0;
+    PageId::from_word(load(fields, word::PAGE)).filter(|_| is_verified)
+}
+
+#[inline]
+fn object(fields: &Fields) -> Option<IndexedObject> {
+    let page = page(fields)?;
+    let flags = load(fields, word::KEY_AND_FLAGS);
+    let layout = [word::LAYOUT, word::LAYOUT + 1].map(|word| u128::from(load(fields, word)));
+    let layout = LayoutFingerprint((layout[0] | (layout[1] << 64)).to_le_bytes());
+    let checksum = load(fields, word::CHECKSUM);
+    Some(IndexedObject {
+        location: Location {
+            page,
+            generation: Generation(load(fields, word::GENERATION)),
+            len: load(fields, word::LEN),
+        },
+        meta: ObjectMeta {
+            layout: (flags & flag::HAS_LAYOUT != 0).then_some(layout),
+            checksum: (flags & flag::HAS_CHECKSUM != 0).then_some(checksum),
+        },
+    })
 }
 
 /// Writes a record into cells that hold none; they are as many as its key needs.
-pub(super) fn write(record: &[Cell], query: &Query<'_>, object: &IndexedObject, unverified: bool) {
-    let store = |word, value| record_word(record, word).store(value, Ordering::Relaxed);
+pub(super) fn write(
+    record: &[AtomicU64],
+    query: &Query<'_>,
+    object: &IndexedObject,
+    unverified: bool,
+) {
+    let store = |word: usize, value| record[word].store(value, Ordering::Relaxed);
     let IndexedObject { location, meta } = object;
     let flags = [
         (flag::HAS_LAYOUT, meta.layout.is_some()),
@@ -117,19 +159,11 @@ pub(super) fn write(record: &[Cell], query: &Query<'_>, object: &IndexedObject, 
     store(word::CHECKSUM, meta.checksum.unwrap_or(0));
     store(word::LAYOUT, layout as u64);
     store(word::LAYOUT + 1, (layout >> 64) as u64);
-    for (word, value) in words_from(record, word::KEY).zip(key_words(query.bytes)) {
-        word.store(value, Ordering::Relaxed);
+    let (whole, rest) = query.bytes.as_chunks::<8>();
+    let words = whole.iter().copied().chain([padded(rest)]);
+    for (word, bytes) in record[word::KEY..].iter().zip(words) {
+        word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
     }
-    let version = record_word(record, word::VERSION);
+    let version = &record[word::VERSION];
     version::publish::<Real>(version, version.load(Ordering::Relaxed));
-}
-
-/// Whether the record's version is the one that was seen; a fence of the caller's orders this.
-#[inline]
-pub(super) fn is_unchanged(segment: Segment<'_>, snapshot: &Snapshot) -> bool {
-    let version = segment
-        .cells
-        .get(snapshot.cell as usize)
-        .map(|cell| &cell.0[word::VERSION]);
-    version.is_some_and(|version| version::is_unchanged(version, snapshot.version))
 }

@@ -173,7 +173,7 @@ impl IndexWriter {
     /// Readers need not ask the server for this object any more.
     pub fn set_verified(&mut self, record: RecordId) {
         if let Some(cell) = self.mapped.segment().cells.get(record.0 as usize) {
-            let word = &cell.0[word::KEY_AND_FLAGS];
+            let word = &cell[word::KEY_AND_FLAGS];
             let verified = word.load(Ordering::Relaxed) & !flag::UNVERIFIED;
             word.store(verified, Ordering::Relaxed);
         }
@@ -183,7 +183,7 @@ impl IndexWriter {
     /// [`SlotTables`](crate::SlotTableView) have been scanned after this.
     pub fn remove(&mut self, record: RecordId) {
         let segment = self.mapped.segment();
-        let first = &segment.cells[record.0 as usize].0;
+        let first = &segment.cells[record.0 as usize];
         let load = |word: usize| first[word].load(Ordering::Relaxed);
         let fingerprint = [load(word::FINGERPRINT), load(word::FINGERPRINT + 1)];
         let key_bytes = load(word::KEY_AND_FLAGS) & flag::KEY_LENGTH;

@@ -46,7 +46,6 @@ mod tests;
 
 use rustix::time::{ClockId, clock_gettime};
 
-pub(crate) use client::Publisher;
 pub use client::{SlotLease, SlotTable};
 pub use layout::{HIT_PLACES, SLOTS};
 pub use server::{HeldPage, SlotTableView};
