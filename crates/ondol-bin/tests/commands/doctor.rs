@@ -354,7 +354,7 @@ fn another_file_under_the_name_of_a_pool_without_owner_file_is_left_alone() {
 }
 
 #[test]
-fn a_lease_book_that_a_living_client_needs_is_asked_for() {
+fn lease_book_and_slot_table_of_a_living_client_are_asked_for() {
     let files = ShmFiles::new("doctor-book");
     let place = Place::new();
     let mut server = serve(&place, &files);
@@ -364,29 +364,35 @@ fn a_lease_book_that_a_living_client_needs_is_asked_for() {
     let known = report["clients"].as_array().unwrap().iter();
     let mut known = known.filter(|known| known["pid"] == client.id());
     let id = known.next_back().unwrap()["id"].as_u64().unwrap();
-    let book = place.state_dir().join("leases").join(id.to_string());
-    assert!(about(&report, &book).is_none(), "{report:#}");
-
-    let whole = fs::read(&book).unwrap();
-    let damages: [&dyn Fn(); 3] = [
-        &|| fs::remove_file(&book).unwrap(),
-        &|| fs::write(&book, &whole[..whole.len() / 2]).unwrap(),
-        &|| fs::write(&book, [&[0; 64], &whole[64..]].concat()).unwrap(),
-    ];
-    for damage in damages {
-        damage();
-        let report = examine(&place, &[]);
-        let found = about(&report, &book).unwrap_or_else(|| panic!("{report:#}"));
-        assert_eq!(found["needs_attention"], true);
-        let remedy = found["remedy"].as_str().unwrap();
-        assert!(remedy.contains("end that process"), "{remedy}");
-        place
-            .run(&["serve", "--pool", &files.device("8MiB")])
-            .refused(1, &["may still read the pool", book.to_str().unwrap()]);
+    // An empty directory would be that of a server that knew no slot tables.
+    fs::write(place.state_dir().join("slots/notes"), "somebody's").unwrap();
+    let needed = ["leases", "slots"].map(|kind| place.state_dir().join(kind).join(id.to_string()));
+    for file in &needed {
+        assert!(about(&report, file).is_none(), "{report:#}");
+        let whole = fs::read(file).unwrap();
+        let damages: [&dyn Fn(); 3] = [
+            &|| fs::remove_file(file).unwrap(),
+            &|| fs::write(file, &whole[..whole.len() / 2]).unwrap(),
+            &|| fs::write(file, [&[0; 64], &whole[64..]].concat()).unwrap(),
+        ];
+        for damage in damages {
+            damage();
+            let report = examine(&place, &[]);
+            let found = about(&report, file).unwrap_or_else(|| panic!("{report:#}"));
+            assert_eq!(found["needs_attention"], true);
+            let remedy = found["remedy"].as_str().unwrap();
+            assert!(remedy.contains("end that process"), "{remedy}");
+            place
+                .run(&["serve", "--pool", &files.device("8MiB")])
+                .refused(1, &["may still read the pool", file.to_str().unwrap()]);
+        }
+        fs::write(file, &whole).unwrap();
+        assert!(about(&examine(&place, &[]), file).is_none());
     }
+    fs::remove_file(&needed[0]).unwrap();
     client.kill().unwrap();
     client.wait().unwrap();
-    assert!(about(&examine(&place, &[]), &book).is_none());
+    assert!(about(&examine(&place, &[]), &needed[0]).is_none());
     let server = serve(&place, &files);
     assert_eq!(server.ready_with("start"), "warm");
 }
@@ -397,7 +403,7 @@ fn what_is_not_ondols_is_left_alone_and_named_where_a_server_would_not_start() {
     let place = Place::new();
     serve_and_end(&place, &["--pool", &files.device("8MiB")]);
     let state = place.state_dir();
-    let strangers = [state.join("leases/notes"), state.join("log/notes")];
+    let strangers = ["leases/notes", "slots/notes", "log/notes"].map(|name| state.join(name));
     for stranger in &strangers {
         fs::write(stranger, "somebody's").unwrap();
     }
@@ -410,7 +416,7 @@ fn what_is_not_ondols_is_left_alone_and_named_where_a_server_would_not_start() {
     for name in names {
         fs::write(elsewhere.join(name), "somebody's").unwrap();
     }
-    for name in ["leases", "log"] {
+    for name in ["leases", "slots", "log"] {
         let (link, aside) = (state.join(name), place.path().join(name));
         fs::rename(&link, &aside).unwrap();
         std::os::unix::fs::symlink(&elsewhere, &link).unwrap();

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use ondol_memory::{
@@ -10,11 +10,12 @@ use ondol_memory::{
     find_leftovers, find_strays, format_size,
 };
 use ondol_server::StateDir;
+use ondol_shm::SlotTableView;
 
 use super::hold::is_absence;
-use super::state::{BOOKS, LOG, client_of_book, is_rebooted};
+use super::state::{BOOKS, LOG, SLOTS, client_of_file, is_rebooted};
 
-/// Removes log, lease books and pool of a state directory, and says what was removed.
+/// Removes log, lease books, slot tables and pool of a state directory, and says what was removed.
 ///
 /// # Errors
 /// If a server runs there, or the system refuses.
@@ -26,8 +27,8 @@ pub(super) fn remove(state_dir: &Path, env: &DeviceEnv) -> anyhow::Result<Vec<St
     );
     // Held to the end: no server starts meanwhile.
     let state = StateDir::borrow(state_dir)?;
-    let (log, books) = (state.path().join(LOG), state.path().join(BOOKS));
-    for dir in [&log, &books] {
+    let [log, books, slots] = [LOG, BOOKS, SLOTS].map(|name| state.path().join(name));
+    for dir in [&log, &books, &slots] {
         match check_own_dir(dir) {
             Err(error) if !is_absence(&error) => {
                 return Err(error).with_context(|| format!("cannot use {}", dir.display()));
@@ -36,6 +37,10 @@ pub(super) fn remove(state_dir: &Path, env: &DeviceEnv) -> anyhow::Result<Vec<St
         }
     }
     let mut removed = Vec::new();
+    for table in files_in(&slots)? {
+        // Before its pages are: a client that lives takes no lease any more. What is no table nobody can use.
+        let _ = SlotTableView::adopt(&table);
+    }
 
     // A record that cannot be read tells of no devices, but keeps nobody from giving them up: those in shared memory
     // name the state directory themselves.
@@ -75,17 +80,31 @@ pub(super) fn remove(state_dir: &Path, env: &DeviceEnv) -> anyhow::Result<Vec<St
             format_size(left.bytes)
         ));
     }
-    if books.exists() {
-        let failed = || format!("cannot remove what is in {}", books.display());
-        for entry in fs::read_dir(&books).with_context(failed)? {
-            let entry = entry.with_context(failed)?;
-            if client_of_book(&entry.file_name()).is_some() {
-                fs::remove_file(entry.path()).with_context(failed)?;
-            }
+    for dir in [books, slots] {
+        for file in files_in(&dir)? {
+            fs::remove_file(&file)
+                .with_context(|| format!("cannot remove what is in {}", dir.display()))?;
         }
-        remove_empty(&books, &mut removed)?;
+        if dir.exists() {
+            remove_empty(&dir, &mut removed)?;
+        }
     }
     Ok(removed)
+}
+
+/// The files of clients in a directory, if it is there.
+fn files_in(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let failed = || format!("cannot look into {}", dir.display());
+    let mut files = Vec::new();
+    if dir.exists() {
+        for entry in fs::read_dir(dir).with_context(failed)? {
+            let entry = entry.with_context(failed)?;
+            if client_of_file(&entry.file_name()).is_some() {
+                files.push(entry.path());
+            }
+        }
+    }
+    Ok(files)
 }
 
 /// Removes a directory in which nothing of Ondol's is left. With anything else in it, it stays.

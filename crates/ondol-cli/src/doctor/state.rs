@@ -11,7 +11,7 @@ use ondol_memory::{
     ClientReport, DeviceEnv, DeviceRecord, DeviceUri, Leftover, LogError, PoolRecord,
     check_own_dir, find_leftover_dir, find_strays, format_size, inspect_log,
 };
-use ondol_shm::{LeaseBook, Liveness, Process, boot_id};
+use ondol_shm::{LeaseBook, Liveness, Process, SlotTableView, boot_id};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
 use super::hold::{Hold, is_absence};
@@ -21,6 +21,8 @@ use super::report::{ClientView, Cure, DeviceView, LogView, Report, Socket};
 pub(super) const LOG: &str = "log";
 /// The directory of the lease books.
 pub(super) const BOOKS: &str = "leases";
+/// The directory of the slot tables.
+pub(super) const SLOTS: &str = "slots";
 
 /// Looks at the directory, and at the devices of its pool.
 pub(super) fn examine(
@@ -61,12 +63,14 @@ pub(super) fn examine(
                 .for_each(|client| client.state = "dead");
         }
     }
-    // Whose books are without a client is only known where the clients are.
-    if is_own(report, &dir.join(BOOKS)) {
-        examine_books(report, &dir, is_known && !is_running);
+    // Which of them are without a client is only known where the clients are.
+    for kind in [BOOKS, SLOTS] {
+        if is_own(report, &dir.join(kind)) {
+            examine_client_files(report, &dir, kind, is_known && !is_running);
+        }
     }
     if is_known && !is_running {
-        examine_needed_books(report, &dir);
+        examine_needed_files(report, &dir);
     }
     Ok(())
 }
@@ -356,25 +360,25 @@ fn stands_for(left: &Leftover, uri: &DeviceUri) -> bool {
         }
 }
 
-/// The client whose book has this name.
-pub(super) fn client_of_book(name: &OsStr) -> Option<u64> {
+/// The client whose lease book or slot table has this name.
+pub(super) fn client_of_file(name: &OsStr) -> Option<u64> {
     let name = name.to_str()?;
     let client: u64 = name.parse().ok()?;
     // No server gives any other spelling.
     (client.to_string() == name).then_some(client)
 }
 
-fn examine_books(report: &mut Report, dir: &Path, can_judge: bool) {
-    let Ok(entries) = fs::read_dir(dir.join(BOOKS)) else {
+fn examine_client_files(report: &mut Report, dir: &Path, kind: &str, can_judge: bool) {
+    let Ok(entries) = fs::read_dir(dir.join(kind)) else {
         return;
     };
     for entry in entries.flatten() {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        let Some(id) = client_of_book(&entry.file_name()).filter(|_| is_file) else {
+        let Some(id) = client_of_file(&entry.file_name()).filter(|_| is_file) else {
             continue;
         };
         match report.clients.iter_mut().find(|client| client.id == id) {
-            Some(view) => view.book = true,
+            Some(view) => view.book |= kind == BOOKS,
             None if can_judge => {
                 let path = entry.path();
                 let what = format!("{} is of no client that the log knows", path.display());
@@ -386,20 +390,29 @@ fn examine_books(report: &mut Report, dir: &Path, can_judge: bool) {
     }
 }
 
-/// Without the book of a client that may live, a server does not know what must not be overwritten.
-fn examine_needed_books(report: &mut Report, dir: &Path) {
+/// Without the book and the slot table of a client that may live, a server does not know what must not be overwritten.
+fn examine_needed_files(report: &mut Report, dir: &Path) {
+    // A server that knew no slot tables left none.
+    let has_slots = fs::read_dir(dir.join(SLOTS)).is_ok_and(|mut files| files.next().is_some());
     let mut unusable = Vec::new();
     for client in report
         .clients
         .iter()
         .filter(|client| client.state != "dead")
     {
-        let path = dir.join(BOOKS).join(client.id.to_string());
-        if let Err(error) = LeaseBook::open(&path) {
+        let path = |kind: &str| dir.join(kind).join(client.id.to_string());
+        let mut note = |error: String| {
             unusable.push(format!(
                 "client {} (process {}) may still read the pool, and what it reads cannot be told: {error}",
                 client.id, client.pid
             ));
+        };
+        if let Err(error) = LeaseBook::open(&path(BOOKS)) {
+            note(error.to_string());
+        }
+        let slots = path(SLOTS);
+        if has_slots && let Err(error) = SlotTableView::inspect(&slots) {
+            note(format!("slot table {}: {error}", slots.display()));
         }
     }
     for what in unusable {

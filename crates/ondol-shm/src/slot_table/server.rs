@@ -119,31 +119,48 @@ impl SlotTableView {
     /// # Errors
     /// If it is none; then it is not known what its client holds.
     pub fn adopt(path: &Path) -> io::Result<Self> {
+        let mut view = Self::open(path, true)?;
+        view.set_incarnation(0)?;
+        failpoint!("slots.adopted");
+        view.hits_read = view.read_word(offset_of!(Header, found))?;
+        let taken = view.taken()?;
+        view.returns_read = taken;
+        view.returns_taken = taken;
+        Ok(view)
+    }
+
+    /// Looks whether there is a table that could be adopted, and changes nothing.
+    ///
+    /// # Errors
+    /// Why it could not.
+    pub fn inspect(path: &Path) -> io::Result<()> {
+        Self::open(path, false)?.taken().map(drop)
+    }
+
+    fn open(path: &Path, write: bool) -> io::Result<Self> {
         let file = OpenOptions::new()
             .read(true)
-            .write(true)
+            .write(write)
             .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
             .open(path)?;
         check(file.as_fd())?;
-        let mut view = Self {
+        Ok(Self {
             file,
             hits_read: 0,
             returns_read: 0,
             returns_taken: 0,
-        };
-        view.set_incarnation(0)?;
-        failpoint!("slots.adopted");
-        view.hits_read = view.read_word(offset_of!(Header, found))?;
-        let taken = view.read_word(offset_of!(Header, server.returns_taken))?;
-        let taken = word_position(taken).ok_or_else(|| {
+        })
+    }
+
+    /// The position of the last return that was taken.
+    fn taken(&self) -> io::Result<u32> {
+        let taken = self.read_word(offset_of!(Header, server.returns_taken))?;
+        word_position(taken).ok_or_else(|| {
             io::Error::other(format!(
                 "found {taken:#x} as the position of the last return that was taken; expected one whose upper half \
                  is the complement of the lower"
             ))
-        })?;
-        view.returns_read = taken;
-        view.returns_taken = taken;
-        Ok(view)
+        })
     }
 
     /// A descriptor for the client, which shares no flags or offset with this one.
