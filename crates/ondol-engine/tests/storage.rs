@@ -241,8 +241,12 @@ fn a_prefetch_brings_objects_that_are_kept_until_their_reader_comes() {
     overflow(&engine, &handler, 4);
     let keys: Vec<_> = (0..4).map(key).collect();
     let prefetched = handler.prefetch(&keys).unwrap();
-    assert_eq!((prefetched.requested, prefetched.found), (4, 0));
-    assert!(prefetched.pending);
+    assert_eq!(prefetched.requested, 4);
+    // Storage that is quick has brought some or all of them by now.
+    assert!(
+        prefetched.pending || prefetched.found == 4,
+        "{prefetched:?}"
+    );
     eventually("what was prefetched", || {
         handler.batch_exists(&keys).unwrap() == [true; 4]
     });

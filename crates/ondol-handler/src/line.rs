@@ -89,12 +89,12 @@ impl Line {
         true
     }
 
-    /// Has objects brought from storage, without waiting for it; whether any are on their way.
+    /// Has objects brought from storage, without waiting for it; how many are there at once, and whether any are on their way.
     pub(crate) fn promote(
         &self,
         keys: Vec<Key>,
         object_bytes: Option<u64>,
-    ) -> Result<bool, HandlerError> {
+    ) -> Result<(u64, bool), HandlerError> {
         let request = Prefetch {
             keys,
             group: 1,
@@ -102,7 +102,9 @@ impl Line {
             expected_len: object_bytes.unwrap_or(0),
             wait_ms: 0,
         };
-        Ok(self.plane.prefetch(&request)?.pending)
+        let answer = self.plane.prefetch(&request)?;
+        let there = answer.found.iter().filter(|found| **found).count();
+        Ok((there as u64, answer.pending))
     }
 
     pub(crate) fn is_over(&self) -> bool {

@@ -258,9 +258,12 @@ impl Handler {
                 .map(|(key, _)| key.clone())
                 .collect();
             let hits = (keys.len() - missing.len()) as u64;
-            let pending = !missing.is_empty() && line.promote(missing, self.config.object_bytes)?;
+            let (brought, pending) = match missing.is_empty() {
+                true => (0, false),
+                false => line.promote(missing, self.config.object_bytes)?,
+            };
             let sightings = found.hits.into_iter().map(Option::flatten).collect();
-            Ok((Arc::clone(line), (hits, pending), sightings))
+            Ok((Arc::clone(line), (hits + brought, pending), sightings))
         })?;
         if hints && !keys.is_empty() {
             let batch = Sighted {
