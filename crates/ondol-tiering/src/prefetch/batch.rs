@@ -10,6 +10,7 @@ use ondol_shm::ObjectMeta;
 
 use super::controller::{Event, Shared};
 use super::held::Held;
+use super::inbox::Hear;
 use super::room::Room;
 use crate::attached::Attached;
 use crate::codec::{Codec, Refusal};
@@ -137,6 +138,11 @@ impl Batch {
     /// When it began.
     pub(super) fn began(&self) -> Instant {
         self.began
+    }
+
+    /// Bytes that it may fill.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The objects.
@@ -313,10 +319,11 @@ impl Drop for Batch {
         if !self.cells.is_empty() {
             let lost = self.cells.drain(..).map(|cell| cell.key).collect();
             // Without a controller there is nobody left to tell.
-            let _ = self.shared.events.send(Event::Lost {
+            let event = Event::Lost {
                 backend: self.held.attached().id,
                 keys: lost,
-            });
+            };
+            let _ = self.shared.inbox.tell(event, Hear::Apart);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that plans and starts loads and admits what they bring.
+//! What plans and starts loads and admits what they bring.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::Sender;
 use ondol_catalog::failpoint;
 use ondol_host::l2::TaskError;
 use ondol_plugin::Key;
@@ -14,6 +14,7 @@ use ondol_plugin::l2::{LoadResult, LookupResult, ObjectKey, WorkerPool};
 
 use super::batch::{Batch, BatchCell, Failure, Outcomes};
 use super::held::Held;
+use super::inbox::{Hear, Inbox};
 use super::janitor::Janitor;
 use super::metrics::PrefetchCounters;
 use super::reads::Read;
@@ -23,6 +24,9 @@ use super::speed::Speed;
 use crate::attached::{Attached, AttachedBackends};
 use crate::{Memory, Page, TieringConfig};
 
+/// Bytes of a load that are checked on whichever thread it ends; to check more takes longer than to wake another thread.
+const EXAMINED_ANYWHERE: u64 = 256 << 10;
+
 /// What the controller, callers' threads and tasks share.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -30,7 +34,7 @@ pub(super) struct Shared {
     pub(super) backends: Arc<AttachedBackends>,
     pub(super) config: Arc<TieringConfig>,
     pub(super) counters: PrefetchCounters,
-    pub(super) events: Sender<Event>,
+    pub(super) inbox: Inbox,
     /// Bytes of memory.
     pub(super) capacity: u64,
     /// Requests that have not ended.
@@ -70,14 +74,14 @@ pub(super) enum Event {
     Bar { keys: Arc<[Key]>, done: Sender<()> },
     /// They have been deleted.
     Unbar(Arc<[Key]>),
-    /// The end.
+    /// The end: all that the controller holds ends with it. Requests are answered, and events that nobody hears any more
+    /// unlock what they tell of.
     Close,
 }
 
 #[derive(Debug)]
 pub(super) struct Controller {
     shared: Arc<Shared>,
-    events: Receiver<Event>,
     janitor: Janitor,
     /// Decodes what is encoded; made when it is needed first.
     decoders: Option<WorkerPool>,
@@ -129,7 +133,6 @@ impl Shared {
         memory: Arc<Memory>,
         backends: Arc<AttachedBackends>,
         config: Arc<TieringConfig>,
-        events: Sender<Event>,
     ) -> Self {
         Self {
             capacity: memory.capacity_bytes(),
@@ -137,7 +140,7 @@ impl Shared {
             backends,
             config,
             counters: PrefetchCounters::new(),
-            events,
+            inbox: Inbox::default(),
             under_way: AtomicU64::new(0),
             loading_bytes: AtomicU64::new(0),
             admissions: AtomicU64::new(0),
@@ -159,6 +162,7 @@ impl Shared {
         names: Arc<[ObjectKey]>,
         result: Result<LookupResult, TaskError>,
     ) {
+        let hear = heard_by(&result);
         match &result {
             Ok(_) => {
                 self.read_ended(&attached, Read::Lookup);
@@ -195,11 +199,13 @@ impl Shared {
         if answer.is_none() {
             self.counters.lookup_failed.increment();
         }
-        let _ = self.events.send(Event::LookedUp {
+        let event = Event::LookedUp {
             request,
             at,
             answer,
-        });
+        };
+        // Without a controller what is locked is unlocked here.
+        let _ = self.inbox.tell(event, hear);
     }
 
     /// A lookup or a load has ended in time; whether the backend was left out until now.
@@ -234,11 +240,10 @@ impl Shared {
 }
 
 impl Controller {
-    pub(super) fn new(shared: Arc<Shared>, events: Receiver<Event>) -> std::io::Result<Self> {
+    pub(super) fn new(shared: Arc<Shared>) -> std::io::Result<Self> {
         Ok(Self {
             janitor: Janitor::start(&shared)?,
             shared,
-            events,
             decoders: None,
             requests: HashMap::default(),
             deadlines: BTreeSet::new(),
@@ -250,27 +255,8 @@ impl Controller {
         })
     }
 
-    /// Works until it hears that it shall end. All that it holds ends with it: requests are answered, and events that nobody
-    /// hears any more unlock what they tell of.
-    pub(super) fn run(mut self) {
-        loop {
-            let event = match self.deadlines.first() {
-                Some((deadline, _)) => self.events.recv_deadline(*deadline),
-                None => self
-                    .events
-                    .recv()
-                    .map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match event {
-                Ok(Event::Close) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(event) => self.hear(event),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            self.end_overdue();
-        }
-    }
-
-    fn hear(&mut self, event: Event) {
+    /// Takes notice of something, and does what follows from it.
+    pub(super) fn hear(&mut self, event: Event) {
         match event {
             Event::Begin(request) => {
                 if let Some(deadline) = request.deadline {
@@ -368,7 +354,13 @@ impl Controller {
         Some(request)
     }
 
-    fn end_overdue(&mut self) {
+    /// When [`end_overdue`](Self::end_overdue) is to be called at the latest.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// Answers the requests whose time is over.
+    pub(super) fn end_overdue(&mut self) {
         let Some(now) = self.deadlines.first().map(|_| Instant::now()) else {
             return;
         };
@@ -600,12 +592,16 @@ impl Controller {
             let held = request.split(group.answer, &group.cells);
             let attached = Arc::clone(held.attached());
             let (batch, items) = Batch::new(shared, held, group.objects);
-            let events = shared.events.clone();
+            let teller = Arc::clone(shared);
             attached
                 .backend
                 .load(items, shared.config.load_timeout, move |result| {
+                    let hear = match batch.bytes() {
+                        ..=EXAMINED_ANYWHERE => heard_by(&result),
+                        _ => Hear::Apart,
+                    };
                     // Without a controller the batch ends here.
-                    let _ = events.send(Event::Loaded { batch, result });
+                    let _ = teller.inbox.tell(Event::Loaded { batch, result }, hear);
                 });
         }
         failpoint!("load.submitted");
@@ -647,10 +643,11 @@ impl Controller {
             let outcomes = batch.examine(result);
             return self.settle(batch, outcomes);
         }
-        let events = self.shared.events.clone();
+        let teller = Arc::clone(&self.shared);
         let examine = move || {
             let outcomes = batch.examine(result);
-            let _ = events.send(Event::Examined { batch, outcomes });
+            let event = Event::Examined { batch, outcomes };
+            let _ = teller.inbox.tell(event, Hear::Anywhere);
         };
         if self.decoders.is_none() {
             self.decoders = WorkerPool::new("ondol-l2-decode", decoder_threads())
@@ -822,6 +819,15 @@ impl Controller {
             }
         }
         told
+    }
+}
+
+/// Where the controller hears of a result. One that there is none comes from whoever found out, who may be about to answer
+/// others.
+fn heard_by<R>(result: &Result<R, TaskError>) -> Hear {
+    match result {
+        Ok(_) => Hear::Anywhere,
+        Err(_) => Hear::Apart,
     }
 }
 

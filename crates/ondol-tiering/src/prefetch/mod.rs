@@ -1,7 +1,7 @@
 //! From storage to memory.
 //!
 //! A caller's thread leases what memory has; if that is all, nothing else happens. Otherwise it asks every backend for the keys
-//! that are missing, and one thread, the [controller](controller), goes on from what they answer: it plans which chunks are
+//! that are missing, and the [controller](controller) goes on from what they answer, on [the thread that brings it](inbox): it plans which chunks are
 //! wanted, unlocks the rest, loads, checks, admits, and puts leases where the caller waits for them.
 //!
 //! Time and failures are handled by ownership: locks in backends, bytes in flight and pages are guards that travel with
@@ -11,6 +11,7 @@
 mod batch;
 mod controller;
 mod held;
+mod inbox;
 mod janitor;
 mod metrics;
 mod plan;
@@ -29,7 +30,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{bounded, unbounded};
+use crossbeam_channel::bounded;
 use ondol_host::l2::BackendHealth;
 use ondol_plugin::Key;
 use ondol_plugin::l2::Bitmap;
@@ -39,6 +40,7 @@ pub(crate) use self::metrics::PrefetchCounters;
 pub(crate) use self::reads::Reads;
 
 use self::controller::{Controller, Event, Shared};
+use self::inbox::Hear;
 use self::plan::Shape;
 use self::request::{Cell, Look, Request};
 use self::slot::{Leases, Slot};
@@ -130,7 +132,8 @@ impl Prefetch {
     pub fn abort(self) {
         if let Inner::Running(running) = &self.0 {
             // Without a controller the request has ended already.
-            let _ = running.shared.events.send(Event::Abort(running.id));
+            let abort = Event::Abort(running.id);
+            let _ = running.shared.inbox.tell(abort, Hear::Anywhere);
         }
     }
 }
@@ -157,7 +160,7 @@ pub(crate) struct PrefetchController {
 }
 
 impl PrefetchController {
-    /// Starts the controller's thread.
+    /// Starts the controller and its thread.
     ///
     /// # Errors
     /// If the system has no thread left.
@@ -166,13 +169,13 @@ impl PrefetchController {
         backends: Arc<AttachedBackends>,
         config: Arc<TieringConfig>,
     ) -> io::Result<Self> {
-        // As many events as there are requests and tasks, and both have a limit.
-        let (sender, events) = unbounded();
-        let shared = Arc::new(Shared::new(memory, backends, config, sender));
-        let controller = Controller::new(Arc::clone(&shared), events)?;
+        let shared = Arc::new(Shared::new(memory, backends, config));
+        let controller = Controller::new(Arc::clone(&shared))?;
+        let serving = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("ondol-l2-fetch".to_owned())
-            .spawn(move || controller.run())?;
+            .spawn(move || serving.inbox.serve())?;
+        shared.inbox.open(controller);
         Ok(Self {
             shared,
             thread: Mutex::new(Some(thread)),
@@ -261,7 +264,8 @@ impl PrefetchController {
             id,
         };
         // A controller that has ended lets go of the request, which answers it.
-        if shared.events.send(Event::Begin(Box::new(request))).is_err() {
+        let begin = Event::Begin(Box::new(request));
+        if shared.inbox.tell(begin, Hear::Anywhere).is_err() {
             return running;
         }
         // However long the request waits: this is what the backend is measured by.
@@ -290,7 +294,7 @@ impl PrefetchController {
             done,
         };
         // A controller that has ended admits nothing.
-        if self.shared.events.send(event).is_ok() {
+        if self.shared.inbox.tell(event, Hear::Anywhere).is_ok() {
             let _ = is_done.recv();
         }
         Barred {
@@ -318,7 +322,7 @@ impl PrefetchController {
     /// what they bring is let go.
     pub(crate) fn close(&self) {
         // Where the controller has ended already there is nobody to tell.
-        let _ = self.shared.events.send(Event::Close);
+        let _ = self.shared.inbox.tell(Event::Close, Hear::Apart);
         if let Some(thread) = self.thread.lock().take()
             && thread.join().is_err()
         {
@@ -342,10 +346,8 @@ pub(crate) struct Barred {
 
 impl Drop for Barred {
     fn drop(&mut self) {
-        let _ = self
-            .shared
-            .events
-            .send(Event::Unbar(Arc::clone(&self.keys)));
+        let event = Event::Unbar(Arc::clone(&self.keys));
+        let _ = self.shared.inbox.tell(event, Hear::Anywhere);
     }
 }
 
