@@ -199,7 +199,7 @@ mod tests {
     /// A machine on which so many threads want a core.
     fn machine(cores: usize, wanting: usize) -> Machine {
         let mut load = tempfile::tempfile().unwrap();
-        write!(load, "0.20 0.18 0.12 {wanting}/80 11206\n").unwrap();
+        writeln!(load, "0.20 0.18 0.12 {wanting}/80 11206").unwrap();
         Machine::new(cores, Some(load))
     }
 
