@@ -47,7 +47,7 @@ impl SlotTable {
     /// Maps the table that the server made for this client, and for nobody before.
     ///
     /// # Errors
-    /// If it is none, was mapped and used before, or cannot be mapped.
+    /// If it is none, was opened before, or cannot be mapped.
     pub fn open(file: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
         check(file)?;
         let mapping = WriteMapping::new(file, TABLE_BYTES)?;
@@ -59,15 +59,13 @@ impl SlotTable {
             fork: ForkGuard::new(),
             returned: Mutex::new(0),
         };
-        let blocks = table
-            .word(offset_of!(Header, blocks))
-            .load(Ordering::Relaxed);
-        let returned = table
-            .word(offset_of!(Header, returned))
-            .load(Ordering::Relaxed);
-        if blocks != 0 || returned != return_ring::position_word(0) {
+        // Nobody has opened it if no block is in use, and from here on one is.
+        let blocks = table.word(offset_of!(Header, blocks));
+        let first = block_bit(0);
+        let opened = blocks.compare_exchange(0, first, Ordering::Relaxed, Ordering::Relaxed);
+        if opened.is_err() {
             return Err(io::Error::other(
-                "the slot table was used before; a client maps its table once and keeps it",
+                "the slot table was opened before; a client maps its table once and keeps it",
             ));
         }
         Ok(Arc::new(table))

@@ -20,9 +20,10 @@
 //! not fit into such a word is held by a lease of the server's.
 //!
 //! *Slots* are hazard pointers; the crate's module `hazard` has the protocol. A block is 1 024 slots, and the word
-//! *blocks in use* has a bit for each. *Incarnation* is the name of the only index under which a slot counts; a new
-//! server writes 0 before it looks at the tables of its predecessor's clients, which ends what those had looked up and
-//! not yet confirmed.
+//! *blocks in use* has a bit for each. The first bit is set by whoever opens the table, so that nobody opens it twice: two
+//! handles would take the same slots, each over the other's holds. *Incarnation* is the name of the only index under which
+//! a slot counts; a new server writes 0 before it looks at the tables of its predecessor's clients, which ends what those
+//! had looked up and not yet confirmed.
 //!
 //! *Found objects* is a ring that forgets: the client writes on, and the server, which remembers how far it has read,
 //! skips what was overwritten. *Returned pages* is one that does not: *returns taken* says how far the server has read
