@@ -33,11 +33,12 @@
 //! * **A lease holds**: the page stands in a slot of the reader's own, and after a fence the version, the index's state and
 //!   the incarnation that the server allows this reader are still the same; the crate's module `hazard` has the argument.
 //! * **An absence is one**: *unindexed* was 0 before the search and the index current after it. An object that is visible is
-//!   in the current index, or is counted in its *unindexed* since before it became visible.
+//!   in the current index, or is counted in its *unindexed* since before it became visible; see `absence`.
 //! * **Nothing else**: lengths and numbers are compared with what the file's length allows before they are followed, and a
 //!   search has an end whatever stands there. A record that stays unfinished, as a writer that was killed leaves it, is a
 //!   reason to ask the server, and so is a server that is dead (*owner*; see `owner`).
 
+pub(crate) mod absence;
 #[cfg(not(loom))]
 mod cells;
 #[cfg(not(loom))]

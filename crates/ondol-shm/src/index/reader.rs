@@ -6,6 +6,7 @@ use ondol_plugin::Key;
 use rustix::fs::fstat;
 
 use super::IndexedObject;
+use super::absence;
 use super::layout::{
     CURRENT, Geometry, HEADER_WORDS, MAGIC, MAX_PROBE, Segment, VERSION, record_cells,
 };
@@ -235,8 +236,7 @@ impl IndexReader {
         const { assert!(RING.is_power_of_two() && RING > 2 * APART) };
         let segment = self.segment();
         // Before the search: an object that is indexed later was counted until then.
-        let is_complete = segment.header.unindexed.load(Ordering::Relaxed) == 0;
-        Real::acquire();
+        let is_complete = absence::is_complete::<Real>(&segment.header.unindexed);
         let mut queries = [const { Query::NONE }; RING];
         let mut candidates = [0; RING];
         for key in keys.iter().take(APART) {

@@ -15,7 +15,7 @@ use super::layout::{
 };
 use super::owner::OwnerMark;
 use super::query::{Query, home, slot_word, tag};
-use super::{record, version};
+use super::{absence, record, version};
 use crate::WriteMapping;
 use crate::fences::{Fences, Real};
 use crate::sync::{AtomicU64, Ordering};
@@ -197,8 +197,6 @@ impl IndexWriter {
         };
         slot.store(0, Ordering::Relaxed);
         failpoint!("index.slot_cleared");
-        // After the slot: until then a reader must come by here. It may still, which costs it one line.
-        Real::release();
         for passed in 0..distance {
             change(&segment.bucket(home, passed).overflow, -1);
         }
@@ -210,8 +208,7 @@ impl IndexWriter {
     /// How many visible objects the index does not hold. While there are any, readers take no absence for an answer.
     pub fn set_unindexed(&mut self, objects: u64) {
         let unindexed = &self.mapped.segment().header.unindexed;
-        Real::release();
-        unindexed.store(objects, Ordering::Relaxed);
+        absence::set_unindexed::<Real>(unindexed, objects);
     }
 
     /// No reader may rely on this index any more; whoever tries asks the server for another one.

@@ -1,6 +1,7 @@
 mod churn;
 mod damage;
 mod model;
+mod quiet;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
