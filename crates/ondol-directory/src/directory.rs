@@ -1,5 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -96,6 +96,8 @@ pub struct Directory {
     /// Counts reads and commits; orders uses of objects.
     pub(crate) clock: AtomicU64,
     pub(crate) state: Mutex<State>,
+    /// Whether a larger index may have to be filled.
+    pub(crate) is_filling: AtomicBool,
     pub(crate) clients: RwLock<BTreeMap<ClientId, Arc<Client>>>,
     pub(crate) counters: Counters,
     /// The writer's, to wait for without the writer's lock.
@@ -113,6 +115,7 @@ impl Directory {
             shards: Shards::with_capacity(0),
             clock: AtomicU64::new(1),
             state: Mutex::new(State::new(pool, Arc::clone(&journal), policy)),
+            is_filling: AtomicBool::new(false),
             clients: RwLock::default(),
             counters: Counters::new(),
             journal,
@@ -240,6 +243,7 @@ impl Directory {
             ));
         }
         let client = self.client(client)?;
+        self.fill_index();
         self.load_asked_for(keys);
         let Found {
             entries,
@@ -355,6 +359,7 @@ impl Directory {
 
     /// Where objects lie, without a lease and without counting as a use.
     pub fn locate(&self, keys: &[Key]) -> Vec<Option<Hit>> {
+        self.fill_index();
         self.load_asked_for(keys);
         keys.iter()
             .map(|key| self.shards.get(key).map(|entry| entry.hit()))

@@ -1,7 +1,7 @@
 //! The index that clients on this host read to find objects by themselves, beside the shards that answer everybody else.
 //!
 //! It has a fixed capacity. When it is full, a larger one is made, without the writer's lock, and filled step by step, some
-//! objects with each commit, while the first one goes on to serve: what does not fit there is *unindexed*, so that readers
+//! objects with each commit and each question of a reader, while the first one goes on to serve: what does not fit there is *unindexed*, so that readers
 //! ask for what they do not find. Then the first one is retired, and its readers ask for the next.
 
 use std::collections::HashMap;
@@ -307,6 +307,11 @@ impl Shelf {
             }
         }
         rest.is_empty().then(|| self.replace(unloaded)).flatten()
+    }
+
+    /// Whether there is one that is not complete yet.
+    pub(crate) fn is_filling(&self) -> bool {
+        self.next.is_some()
     }
 
     fn replace(&mut self, unloaded: u64) -> Option<u64> {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use ondol_protocol::IndexFiles;
 use ondol_shm::{ClientId, SlotTableView};
+use parking_lot::MutexGuard;
 
 use crate::directory::{Directory, DirectoryError};
 use crate::index::{MOVED_AT_ONCE, Plan};
@@ -31,7 +32,27 @@ impl Directory {
         let mut state = self.state.lock();
         let State { shelf, objects, .. } = &mut *state;
         shelf.begin(plan, made, objects);
+        self.fill(state);
+    }
+
+    /// Goes on to fill a larger index, if nobody else is at work. Commits do that too, but when none come the index would
+    /// never be complete, and all that is missing in it would be asked for.
+    pub(crate) fn fill_index(&self) {
+        if self.is_filling.load(Ordering::Relaxed)
+            && let Some(state) = self.state.try_lock()
+        {
+            self.fill(state);
+        }
+    }
+
+    fn fill(&self, mut state: MutexGuard<'_, State>) {
         state.build_index(MOVED_AT_ONCE);
+        let is_filling = state.shelf.is_filling();
+        self.is_filling.store(is_filling, Ordering::Relaxed);
+        // If that one is full as well.
+        let plan = state.shelf.plan();
+        drop(state);
+        self.make_index(plan);
     }
 
     /// There is no index any more: from now on clients ask. What they hold they go on to hold.

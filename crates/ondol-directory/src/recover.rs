@@ -4,7 +4,7 @@
 //! whose leases still count, which bytes are gone. The objects become entries later, while requests are served.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -278,6 +278,7 @@ impl Directory {
             shards,
             clock: AtomicU64::new(now + 1),
             state: Mutex::new(state),
+            is_filling: AtomicBool::new(false),
             clients: RwLock::new(all),
             counters,
             journal,

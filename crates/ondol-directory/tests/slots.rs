@@ -225,6 +225,13 @@ impl Client {
         self.index = IndexReader::open(files.index.as_fd()).unwrap();
     }
 
+    /// As a handler does: only if this one is not the index any more.
+    fn ask_if_retired(&mut self, directory: &Directory) {
+        if !self.index.is_current() {
+            self.ask(directory);
+        }
+    }
+
     /// Asks the directory for an object.
     fn retrieve(&self, directory: &Directory, key: u64) -> Option<Lease> {
         let lease = self.leases.propose().unwrap();
@@ -787,6 +794,27 @@ fn nobody_misses_an_object_while_the_index_is_replaced_by_larger_ones() {
     assert_eq!(world.directory.stats().retired, 8);
     drop(readers);
     assert_eq!(world.directory.stats().retired, 0);
+}
+
+#[test]
+fn an_index_is_complete_after_a_while_although_nobody_stores_any_more() {
+    const AT_ONCE: u64 = 64;
+    let world = World::new(8);
+    let mut reader = world.attach(READER);
+    let unindexed = || world.directory.stats().index.unwrap().unindexed;
+    let mut stored = 0;
+    while unindexed() == 0 {
+        store_many(&world, stored..stored + AT_ONCE);
+        stored += AT_ONCE;
+    }
+    let mut asked = 0;
+    while !matches!(reader.look(u64::MAX), Looked::Absent) {
+        assert!(asked < 100, "{} of {stored} are missing", unindexed());
+        asked += 1;
+        assert!(reader.retrieve(&world.directory, u64::MAX).is_none());
+        reader.ask_if_retired(&world.directory);
+    }
+    assert!((0..stored).all(|key| matches!(reader.look(key), Looked::Found(_))));
 }
 
 #[test]
