@@ -828,6 +828,9 @@ fn an_index_that_was_replaced_holds_what_the_last_one_held() {
         // Some go while the next index is filled: new ones, and those that were moved or are to be moved.
         let gone = [first + 7, first.saturating_sub(2_000) + 13].map(Key::integer);
         world.directory.delete(&gone).unwrap();
+        late.index.lease(&late.slots, &gone, |at, looked| {
+            assert!(!matches!(looked, Looked::Found(_)), "{} is gone", gone[at]);
+        });
         let stats = world.directory.stats();
         let index = stats.index.unwrap();
         assert_eq!(index.objects + index.unindexed, stats.objects, "{index:?}");

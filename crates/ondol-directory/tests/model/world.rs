@@ -568,8 +568,12 @@ impl World {
                 }
             }
             Err(DirectoryError::ShareExceeded { held: told }) => {
-                assert_eq!(told, held);
-                assert!(held > 0 && held + stride > limit);
+                // What came back by the ring is held until the journal takes that.
+                assert!(
+                    told == held || (self.faulty && told > held),
+                    "{told}, {held}"
+                );
+                assert!(told > 0 && told + stride > limit);
             }
             Err(DirectoryError::Full(breakdown)) => {
                 assert!(!cheap, "refused although there was room");
