@@ -14,6 +14,12 @@ use ondol_catalog::failpoint;
 use ondol_memory::Position;
 use ondol_shm::{ClientId, Grant, PageId, SlotTableView};
 
+/// So many notes of what clients found are taken at once, under the writer's lock; of those who wrote more, the last ones.
+/// Readers write them many times faster than they can be dealt with.
+const HITS_AT_ONCE: u32 = 2048;
+/// Of each client so many at least.
+const HITS_OF_EACH: u32 = 16;
+
 /// One client's table.
 #[derive(Debug)]
 struct Table {
@@ -157,11 +163,21 @@ impl Slots {
         table.map(|table| table.leases).unwrap_or_default()
     }
 
-    /// Takes what clients found since: the pages of these objects.
+    /// Takes what clients found since: the pages of these objects; of many the last ones of each client.
     pub(crate) fn take_hits(&mut self, mut hit: impl FnMut(PageId)) {
-        let tables = self.tables.iter_mut();
-        for (client, table) in tables.filter(|(_, table)| table.is_given) {
-            if let Err(error) = table.view.drain_hits(&mut hit) {
+        let (mut places, mut clients) = (HITS_AT_ONCE, self.tables.len() as u32);
+        for (client, table) in &mut self.tables {
+            // What one client leaves the next ones may use.
+            let most = (places / clients).max(HITS_OF_EACH);
+            clients -= 1;
+            if !table.is_given {
+                continue;
+            }
+            let drained = table.view.drain_hits(most, |page| {
+                places = places.saturating_sub(1);
+                hit(page);
+            });
+            if let Err(error) = drained {
                 table.complain(*client, &error);
             }
         }

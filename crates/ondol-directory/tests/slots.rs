@@ -16,8 +16,8 @@ use ondol_memory::{Arena, Change, Extent, Image, Journal, JournalError, Pool, Po
 use ondol_plugin::Key;
 use ondol_protocol::{ClientStats, Commit, CommitOutcome, DeleteOutcome, Retrieve};
 use ondol_shm::{
-    ClientId, Grant, IndexReader, IndexedObject, Lease, LeaseBook, LeaseSlots, Location, Looked,
-    ObjectMeta, PageId, SlotLease, SlotTable, SlotTableView, create_lease_table,
+    ClientId, Grant, HIT_PLACES, IndexReader, IndexedObject, Lease, LeaseBook, LeaseSlots,
+    Location, Looked, ObjectMeta, PageId, SlotLease, SlotTable, SlotTableView, create_lease_table,
 };
 use parking_lot::Mutex;
 
@@ -479,6 +479,34 @@ fn whoever_counts_uses_hears_of_those_that_nobody_was_asked_for() {
     reader.slots.note_hit(nowhere);
     world.store(10);
     assert_eq!(*ears.0.lock(), [Key::integer(2)]);
+}
+
+#[test]
+fn no_client_keeps_the_writer_busy_or_others_unheard_by_what_it_found() {
+    let world = World::new(1);
+    let ears = Arc::new(Ears::default());
+    world
+        .directory
+        .set_commit_listener(Arc::<Ears>::clone(&ears));
+    let [quiet, loud] = [2, 3].map(|id| world.attach(ClientId(id)));
+    world.fill();
+    let [first, second] = [(&quiet, 1), (&loud, 2)].map(|(client, key)| client.find(key).0);
+    quiet.slots.note_hit(first.page);
+    (0..HIT_PLACES).for_each(|_| loud.slots.note_hit(second.page));
+    world.directory.stats();
+    world.directory.make_durable().unwrap();
+    let used = std::mem::take(&mut *ears.0.lock());
+    let by_key = |key: u64| {
+        used.iter()
+            .filter(|used| **used == Key::integer(key))
+            .count()
+    };
+    assert_eq!(by_key(1), 1);
+    let most = HIT_PLACES as usize / 8;
+    assert!((100..=most).contains(&by_key(2)), "{} were told", by_key(2));
+    world.directory.stats();
+    world.directory.make_durable().unwrap();
+    assert!(ears.0.lock().is_empty(), "what is old is told later");
 }
 
 #[test]

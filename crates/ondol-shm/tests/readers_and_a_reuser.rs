@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use ondol_plugin::{Key, RegionId, RegionSpan};
 use ondol_shm::{
-    Generation, Grant, IndexReader, IndexWriter, IndexedObject, LeasedBytes, Location, Looked,
-    ObjectMeta, PageId, ReadMapping, ReadRegion, RecordId, SlotTable, SlotTableView, WriteMapping,
-    WriteRegion,
+    Generation, Grant, HIT_PLACES, IndexReader, IndexWriter, IndexedObject, LeasedBytes, Location,
+    Looked, ObjectMeta, PageId, ReadMapping, ReadRegion, RecordId, SlotTable, SlotTableView,
+    WriteMapping, WriteRegion,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -203,7 +203,8 @@ impl Server {
 
     fn drain(&mut self) {
         for (_, view) in self.clients.values_mut() {
-            view.drain_hits(|hit| assert!(hit.index < PAGES)).unwrap();
+            view.drain_hits(HIT_PLACES, |hit| assert!(hit.index < PAGES))
+                .unwrap();
             let mut last = None;
             view.drain_returns(|grant| {
                 let number = grant.generation.0;

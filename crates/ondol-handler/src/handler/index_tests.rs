@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ondol_plugin::Key;
 use ondol_protocol::{ClientId, ControlError};
-use ondol_shm::{LEASE_SLOTS, SLOTS};
+use ondol_shm::{HIT_PLACES, LEASE_SLOTS, SLOTS};
 
 use crate::fake::{FakeEngine, Fault, PAGES, STRIDE};
 use crate::{Expect, Handler, HandlerConfig, HandlerError, Object, Plugins};
@@ -349,7 +349,7 @@ fn the_engine_learns_what_was_found() {
     let scene = Scene::new();
     let mut state = scene.engine.lock();
     let table = state.tables.get_mut(&ClientId(1)).unwrap();
-    table.drain_hits(drop).unwrap();
+    table.drain_hits(HIT_PLACES, drop).unwrap();
     let before = table.counts().unwrap();
     drop(state);
     let held = scene.retrieve((0..100).map(|number| number % 10));
@@ -358,7 +358,9 @@ fn the_engine_learns_what_was_found() {
     let mut state = scene.engine.lock();
     let table = state.tables.get_mut(&ClientId(1)).unwrap();
     let mut pages = Vec::new();
-    table.drain_hits(|page| pages.push(page)).unwrap();
+    table
+        .drain_hits(HIT_PLACES, |page| pages.push(page))
+        .unwrap();
     let after = table.counts().unwrap();
     assert_eq!((after.0 - before.0, after.1 - before.1), (100, 2));
     let offset = |object: &Option<Object>| object.as_ref().unwrap().offset_in_region();

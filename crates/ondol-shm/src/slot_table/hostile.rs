@@ -30,7 +30,7 @@ fn read_all(view: &mut SlotTableView) {
     let mut step = count(0, SLOTS);
     view.scan(|_| step()).unwrap();
     let mut step = count(0, HIT_PLACES);
-    view.drain_hits(|_| step()).unwrap();
+    view.drain_hits(HIT_PLACES, |_| step()).unwrap();
     let mut step = count(0, RETURN_PLACES);
     // A position that cannot be is an error.
     let _ = view.drain_returns(|_| step());
@@ -62,7 +62,7 @@ proptest! {
         for (at, word) in noise {
             file.write_all_at(&word, at * 8).unwrap();
             let _ = view.drain_returns(|_| {});
-            view.drain_hits(|_| {}).unwrap();
+            view.drain_hits(HIT_PLACES, |_| {}).unwrap();
         }
         read_all(&mut view);
         // Only the head tells whether it is a table.
@@ -169,7 +169,7 @@ proptest! {
                 }
                 Step::DrainHits => {
                     let mut found = Vec::new();
-                    view.drain_hits(|hit| found.push(hit)).unwrap();
+                    view.drain_hits(HIT_PLACES, |hit| found.push(hit)).unwrap();
                     prop_assert_eq!(found, Vec::from_iter(hits.drain(..)));
                 }
                 Step::DrainReturns => {

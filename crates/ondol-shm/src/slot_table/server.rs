@@ -210,18 +210,18 @@ impl SlotTableView {
         Ok(())
     }
 
-    /// Calls `hit` with the pages of objects that the client found since the last time, the oldest first, at most
-    /// [`HIT_PLACES`] of them.
+    /// Calls `hit` with the pages of objects that the client found since the last time, the oldest first: the last `most`
+    /// of them, and not more than [`HIT_PLACES`].
     ///
     /// # Errors
     /// If the table cannot be read.
-    pub fn drain_hits(&mut self, mut hit: impl FnMut(PageId)) -> io::Result<()> {
+    pub fn drain_hits(&mut self, most: u32, mut hit: impl FnMut(PageId)) -> io::Result<()> {
         let found = self.read_word(offset_of!(Header, found))?;
         // More than the ring holds, or a position that went back: the client has written all of it since, or writes
         // nonsense.
         let new = found
             .wrapping_sub(self.hits_read)
-            .min(u64::from(HIT_PLACES));
+            .min(u64::from(most.min(HIT_PLACES)));
         let mut bytes = [0; 4096];
         let mut position = found.wrapping_sub(new);
         while position != found {

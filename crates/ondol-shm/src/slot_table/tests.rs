@@ -54,7 +54,8 @@ fn held(view: &SlotTableView) -> Vec<PageId> {
 
 fn hits(view: &mut SlotTableView) -> Vec<PageId> {
     let mut pages = Vec::new();
-    view.drain_hits(|page| pages.push(page)).unwrap();
+    view.drain_hits(HIT_PLACES, |page| pages.push(page))
+        .unwrap();
     pages
 }
 
@@ -134,6 +135,16 @@ fn hits_arrive_in_order_and_the_oldest_of_too_many_are_lost() {
     (0..HIT_PLACES + 10).for_each(|number| table.note_hit(page(number)));
     let kept: Vec<_> = (10..HIT_PLACES + 10).map(page).collect();
     assert_eq!(hits(&mut view), kept);
+}
+
+#[test]
+fn of_more_found_objects_than_are_wanted_the_last_ones_are_told() {
+    let (mut view, table) = pair();
+    table.note_hits((0..100).map(page).collect::<Vec<_>>().into_iter());
+    let mut told = Vec::new();
+    view.drain_hits(3, |page| told.push(page)).unwrap();
+    assert_eq!(told, [97, 98, 99].map(page));
+    assert_eq!(hits(&mut view), [], "the others are forgotten");
 }
 
 #[test]
@@ -260,7 +271,7 @@ fn a_client_that_cuts_its_table_short_is_an_error_and_no_more() {
         .unwrap()
         .set_len(0)
         .unwrap();
-    view.drain_hits(|_| {}).unwrap_err();
+    view.drain_hits(HIT_PLACES, |_| {}).unwrap_err();
     view.counts().unwrap_err();
     assert!(
         view.scan(|_| {})
@@ -377,7 +388,7 @@ fn threads_give_back_and_find_at_the_same_time() {
         while all.len() < (THREADS * EACH) as usize {
             view.drain_returns(|grant| all.push(grant)).unwrap();
             view.returns_done().unwrap();
-            view.drain_hits(|hit| {
+            view.drain_hits(HIT_PLACES, |hit| {
                 assert!(hit.index < THREADS * EACH);
                 seen += 1;
             })
