@@ -63,16 +63,26 @@ impl Line {
         make: &mut impl FnMut(Hit, Hold) -> Result<T, HandlerError>,
     ) -> Result<Found<T>, HandlerError> {
         let (count, group) = (wanted.keys.len(), wanted.group as usize);
-        let mut search = Search::new(index.slots(), wanted);
+        let mut search = Search::new(wanted);
+        let mut used = Used::new(index.slots());
         // Whole groups at a time, so that little is leased behind the end of a prefix.
         let at_once = group.saturating_mul((IndexReader::BATCH / group).max(1));
         for keys in wanted.keys.chunks(at_once) {
-            index.lease(keys, |_, looked| search.take(looked, make));
+            index.lease(keys, |_, looked| search.take(looked, &mut used, make));
             if search.has_ended {
                 break;
             }
         }
-        let (mut hits, open) = search.end()?;
+        used.tell();
+        let Search {
+            mut hits,
+            open,
+            failed,
+            ..
+        } = search;
+        if let Some(error) = failed {
+            return Err(error);
+        }
         hits.resize_with(count, || None);
         if open.is_empty() {
             let found = hits.iter().flatten().count();
@@ -210,12 +220,11 @@ struct Search<'a, T> {
     has_ended: bool,
     /// First keys of the groups that the engine is to be asked for.
     open: Vec<usize>,
-    used: Used<'a>,
     failed: Option<HandlerError>,
 }
 
 impl<'a, T> Search<'a, T> {
-    fn new(slots: &'a SlotTable, wanted: Wanted<'a>) -> Self {
+    fn new(wanted: Wanted<'a>) -> Self {
         Self {
             hits: Vec::with_capacity(wanted.keys.len()),
             wanted,
@@ -223,7 +232,6 @@ impl<'a, T> Search<'a, T> {
             is_broken: false,
             has_ended: false,
             open: Vec::new(),
-            used: Used::new(slots),
             failed: None,
         }
     }
@@ -233,6 +241,7 @@ impl<'a, T> Search<'a, T> {
     fn take(
         &mut self,
         looked: Looked<(IndexedObject, SlotLease)>,
+        used: &mut Used<'_>,
         make: &mut impl FnMut(Hit, Hold) -> Result<T, HandlerError>,
     ) {
         let at = self.hits.len();
@@ -249,7 +258,7 @@ impl<'a, T> Search<'a, T> {
             // The engine counts the others.
             Looked::Found((object, lease)) if layout.is_none() || object.meta.layout == layout => {
                 let IndexedObject { location, meta } = object;
-                self.used.note(location.page);
+                used.note(location.page);
                 match make(Hit { location, meta }, lease.into()) {
                     Ok(made) => self.hits.push(Some(made)),
                     Err(error) => {
@@ -269,20 +278,15 @@ impl<'a, T> Search<'a, T> {
         self.is_broken = true;
         self.has_ended = self.wanted.prefix;
     }
-
-    /// What was found, and the first keys of the groups that the engine is to be asked for.
-    fn end(self) -> Result<(Vec<Option<T>>, Vec<usize>), HandlerError> {
-        match self.failed {
-            Some(error) => Err(error),
-            None => Ok((self.hits, self.open)),
-        }
-    }
 }
+
+/// So many used pages are told with one atomic operation.
+const TOLD_AT_ONCE: usize = 16;
 
 /// Tells the engine which pages were used, some at a time.
 struct Used<'a> {
     slots: &'a SlotTable,
-    pages: [PageId; 32],
+    pages: [PageId; TOLD_AT_ONCE],
     count: usize,
 }
 
@@ -294,14 +298,14 @@ impl<'a> Used<'a> {
         };
         Self {
             slots,
-            pages: [page; 32],
+            pages: [page; TOLD_AT_ONCE],
             count: 0,
         }
     }
 
     #[inline]
     fn note(&mut self, page: PageId) {
-        if self.count == self.pages.len() {
+        if self.count == TOLD_AT_ONCE {
             self.tell();
         }
         self.pages[self.count] = page;
@@ -312,12 +316,6 @@ impl<'a> Used<'a> {
         self.slots
             .note_hits(self.pages[..self.count].iter().copied());
         self.count = 0;
-    }
-}
-
-impl Drop for Used<'_> {
-    fn drop(&mut self) {
-        self.tell();
     }
 }
 

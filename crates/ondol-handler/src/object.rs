@@ -11,10 +11,8 @@ use crate::line::Line;
 /// A retrieved object: its bytes in shared memory, for as long as any clone lives.
 ///
 /// Dropping the last clone ends the lease with one store to memory, whatever has become of handler and server.
-#[derive(Clone)]
-pub struct Object(Arc<Inner>);
-
-struct Inner {
+#[derive(Clone, Debug)]
+pub struct Object {
     bytes: LeasedBytes,
     meta: ObjectMeta,
 }
@@ -31,22 +29,22 @@ pub struct ChecksumMismatch {
 
 impl Object {
     pub(crate) fn new(bytes: LeasedBytes, meta: ObjectMeta) -> Self {
-        Self(Arc::new(Inner { bytes, meta }))
+        Self { bytes, meta }
     }
 
     /// What is known about the object.
     pub fn meta(&self) -> ObjectMeta {
-        self.0.meta
+        self.meta
     }
 
     /// The region that holds the object.
     pub fn region(&self) -> RegionSpan {
-        self.0.bytes.region()
+        self.bytes.region()
     }
 
     /// First byte of the object within its region.
     pub fn offset_in_region(&self) -> u64 {
-        self.0.bytes.offset_in_region()
+        self.bytes.offset_in_region()
     }
 
     /// Compares the bytes with the checksum, if there is one.
@@ -54,7 +52,7 @@ impl Object {
     /// # Errors
     /// [`ChecksumMismatch`].
     pub fn verify(&self) -> Result<(), ChecksumMismatch> {
-        match self.0.meta.checksum {
+        match self.meta.checksum {
             Some(expected) => {
                 let found = checksum(self);
                 if found == expected {
@@ -83,7 +81,7 @@ impl Object {
     /// # Panics
     /// If the buffer is not as long as the object.
     pub fn copy_to_verified(&self, buffer: &mut [u8]) -> Result<(), ChecksumMismatch> {
-        match self.0.meta.checksum {
+        match self.meta.checksum {
             Some(expected) => ondol_shm::copy_out_verified(buffer, self, expected)
                 .map_err(|found| ChecksumMismatch { expected, found }),
             None => {
@@ -97,22 +95,13 @@ impl Object {
 impl Deref for Object {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.0.bytes
+        &self.bytes
     }
 }
 
 impl AsRef<[u8]> for Object {
     fn as_ref(&self) -> &[u8] {
         self
-    }
-}
-
-impl fmt::Debug for Object {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Object")
-            .field("bytes", &self.0.bytes)
-            .field("meta", &self.0.meta)
-            .finish()
     }
 }
 

@@ -51,6 +51,7 @@ pub enum RegionError {
 struct Geometry {
     span: RegionSpan,
     stride: u64,
+    pages: u64,
 }
 
 impl Geometry {
@@ -62,17 +63,18 @@ impl Geometry {
         if !inside || stride == 0 || stride > span.length {
             return Err(RegionError::OutsideMapping { span, mapped });
         }
-        Ok(Self { span, stride })
-    }
-
-    fn pages(&self) -> u64 {
-        self.span.length / self.stride
+        Ok(Self {
+            span,
+            stride,
+            pages: span.length / stride,
+        })
     }
 
     /// Start in the mapping and length of the first `len` bytes of `page`.
+    #[inline]
     fn range(&self, page: PageId, len: u64) -> Result<(usize, usize), RegionError> {
         if page.region != self.span.region_id
-            || u64::from(page.index) >= self.pages()
+            || u64::from(page.index) >= self.pages
             || len > self.stride
         {
             return Err(RegionError::OutsideRegion {
@@ -142,18 +144,18 @@ impl ReadRegion {
     }
 }
 
-/// What keeps a page from reuse while it is read; ends when dropped.
-#[derive(Debug)]
+/// What keeps a page from reuse while it is read; ends when its last clone is dropped.
+#[derive(Clone, Debug)]
 pub enum Hold {
     /// A lease that the server granted.
-    Booked(Lease),
+    Booked(Arc<Lease>),
     /// A lease that its reader took.
     Slot(SlotLease),
 }
 
 impl From<Lease> for Hold {
     fn from(lease: Lease) -> Self {
-        Self::Booked(lease)
+        Self::Booked(Arc::new(lease))
     }
 }
 
@@ -163,7 +165,8 @@ impl From<SlotLease> for Hold {
     }
 }
 
-/// The bytes of an object in shared memory, readable for as long as this guard lives.
+/// The bytes of an object in shared memory, readable for as long as this guard or a clone of it lives.
+#[derive(Clone)]
 pub struct LeasedBytes {
     region: ReadRegion,
     start: usize,
@@ -222,7 +225,7 @@ impl WriteRegion {
         stride: u64,
     ) -> Result<Self, RegionError> {
         let geometry = Geometry::new(span, stride, mapping.len())?;
-        let claims = Claims::new(geometry.pages());
+        let claims = Claims::new(geometry.pages);
         Ok(Self {
             mapping,
             geometry,
@@ -380,6 +383,11 @@ mod tests {
     #[test]
     fn an_object_is_small() {
         assert!(size_of::<LeasedBytes>() <= 56);
+    }
+
+    #[test]
+    fn a_guard_is_small_enough_to_be_moved_by_thousands() {
+        assert_eq!(size_of::<Option<LeasedBytes>>(), 48);
     }
 
     #[test]

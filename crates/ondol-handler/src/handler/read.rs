@@ -176,22 +176,23 @@ impl Handler {
         prefix: bool,
         expect: Expect,
     ) -> Result<Vec<Option<Object>>, HandlerError> {
+        if !self.plugins.is_interested(Hooks::BATCH_RETRIEVE) {
+            return self.on_line(|line| self.find(line, keys, group, prefix, expect));
+        }
         let (line, objects) = self.on_line(|line| {
             let objects = self.find(line, keys, group, prefix, expect)?;
             Ok((Arc::clone(line), objects))
         })?;
-        if self.plugins.is_interested(Hooks::BATCH_RETRIEVE) {
-            let batch = Batch {
-                keys,
-                objects: &objects,
-            };
-            let own = || OwnedBatch {
-                view: Arc::clone(&line) as _,
-                source: Box::new(batch.keep()),
-            };
-            self.plugins
-                .batch_retrieve(&*line, &RetrievedBatch::new(&batch), &own);
-        }
+        let batch = Batch {
+            keys,
+            objects: &objects,
+        };
+        let own = || OwnedBatch {
+            view: Arc::clone(&line) as _,
+            source: Box::new(batch.keep()),
+        };
+        self.plugins
+            .batch_retrieve(&*line, &RetrievedBatch::new(&batch), &own);
         Ok(objects)
     }
 

@@ -2,6 +2,8 @@ use std::fmt;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ondol_plugin::RegionId;
@@ -15,6 +17,9 @@ use crate::free_slots::{FreeSlots, SlotGroup, Taken};
 use crate::sync::{AtomicU64, Ordering};
 use crate::{ForkGuard, Grant, PageId, WriteMapping, hazard, return_ring};
 
+/// More clones of a lease than memory could hold, unless they are forgotten.
+const MAX_SHARES: u32 = u32::MAX / 2;
+
 /// The client's side of its slot table.
 ///
 /// A forked child of the client has the value but not the table: there nothing is published, noted or given back.
@@ -22,17 +27,19 @@ pub struct SlotTable {
     mapping: WriteMapping,
     free: FreeSlots,
     fork: ForkGuard,
+    /// How many leases hold each slot, besides the one that took it.
+    shares: Box<[AtomicU32]>,
     /// The position after the last page that was given back.
     returned: Mutex<u32>,
 }
 
-/// A hold on a page that stands in a slot; it ends when it is dropped, without a message.
+/// A hold on a page that stands in a slot; it ends when its last clone is dropped, without a message.
 ///
 /// # Invariant
 /// Its slot is taken, and each group of slots of which one is taken owns a count of the table's `Arc`. So the table
 /// lives at least as long, and a batch of leases costs as many atomic operations for that as it has groups.
 pub struct SlotLease {
-    table: *const SlotTable,
+    table: NonNull<SlotTable>,
     region: u32,
     index: u32,
     slot: u32,
@@ -57,6 +64,7 @@ impl SlotTable {
             mapping,
             free: FreeSlots::new(SLOTS),
             fork: ForkGuard::new(),
+            shares: (0..SLOTS).map(|_| AtomicU32::new(0)).collect(),
             returned: Mutex::new(0),
         };
         // Nobody has opened it if no block is in use, and from here on one is.
@@ -199,7 +207,7 @@ impl Publisher<'_> {
             .store(self.now, Ordering::Relaxed);
         hazard::publish(self.table.slot(slot), word);
         Some(SlotLease {
-            table: Arc::as_ptr(self.table),
+            table: NonNull::from(&**self.table),
             region: (word >> 32) as u32,
             index: page.index,
             slot,
@@ -232,6 +240,12 @@ impl Drop for Publisher<'_> {
 }
 
 impl SlotLease {
+    fn table(&self) -> &SlotTable {
+        // SAFETY: the pointer is an `Arc`'s, of which the slot's group owns a count as long as the slot is taken, which it is
+        // while there is a lease.
+        unsafe { self.table.as_ref() }
+    }
+
     /// The page that is held.
     pub fn page(&self) -> PageId {
         PageId {
@@ -241,20 +255,40 @@ impl SlotLease {
     }
 }
 
+impl Clone for SlotLease {
+    fn clone(&self) -> Self {
+        let shares = &self.table().shares[self.slot as usize];
+        // As with an `Arc`: whoever has a lease to clone keeps the slot meanwhile.
+        let before = shares.fetch_add(1, Ordering::Relaxed);
+        assert!(
+            before < MAX_SHARES,
+            "a lease has been cloned {before} times"
+        );
+        Self { ..*self }
+    }
+}
+
 impl Drop for SlotLease {
     fn drop(&mut self) {
-        // SAFETY: the slot's group owns a count of the table's `Arc` as long as the slot is taken.
-        let table = unsafe { &*self.table };
+        let table = self.table();
         // A forked child has the value but not the hold, which is its parent's.
         if !table.fork.is_home() {
             return;
+        }
+        // Acquire: what other clones read was read before the page is let go. None can be made of the last one.
+        let shares = &table.shares[self.slot as usize];
+        if shares.load(Ordering::Acquire) > 0 {
+            if shares.fetch_sub(1, Ordering::AcqRel) > 0 {
+                return;
+            }
+            shares.store(0, Ordering::Relaxed);
         }
         hazard::withdraw::<Real>(table.slot(self.slot));
         // From here on the table may be gone, unless the group's count is this lease's to end.
         if table.free.returning(SlotGroup::of(self.slot)).give() {
             // SAFETY: the pointer is an `Arc`'s, and this the group's count: it was added when the group's first slot
             // was taken, and the last one was just given back.
-            unsafe { Arc::decrement_strong_count(self.table) };
+            unsafe { Arc::decrement_strong_count(self.table.as_ptr()) };
         }
     }
 }

@@ -85,6 +85,43 @@ fn the_server_sees_what_a_client_holds_for_as_long_as_it_does() {
 }
 
 #[test]
+fn a_page_is_held_until_the_last_clone_of_its_lease_is_dropped() {
+    let (view, table) = pair();
+    let first = hold(&table, [3]).remove(0);
+    let clones = [first.clone(), first.clone()];
+    drop(first);
+    assert_eq!(clones[1].page(), page(3));
+    let last = clones[0].clone();
+    drop(clones);
+    assert_eq!((held(&view), table.in_use()), (vec![page(3)], 1));
+    drop(last);
+    assert_eq!((held(&view), table.in_use()), (vec![], 0));
+    // Who takes the slot next starts from nothing.
+    drop(hold(&table, [4]).remove(0).clone());
+    assert_eq!((held(&view), table.in_use()), (vec![], 0));
+}
+
+#[test]
+fn of_clones_that_end_at_once_one_ends_the_lease() {
+    let (view, table) = pair();
+    for round in 0..2000 {
+        let lease = hold(&table, [round]).remove(0);
+        let barrier = std::sync::Barrier::new(3);
+        std::thread::scope(|scope| {
+            for clone in [lease.clone(), lease.clone(), lease] {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    drop(clone.clone());
+                    drop(clone);
+                });
+            }
+        });
+        assert_eq!((held(&view), table.in_use()), (vec![], 0), "round {round}");
+    }
+}
+
+#[test]
 fn all_slots_can_be_held_and_then_no_more() {
     let (view, table) = pair();
     let leases = hold(&table, 0..);
