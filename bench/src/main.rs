@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`scenario`] | what is measured, one file for each |
 //! | [`baseline`] | what a user could take instead, each behind the same calls |
-//! | [`memory`] | the limits of memory: copies and page faults |
+//! | [`memory`] | memory and ways to copy, for the limits |
 //! | [`harness`] | contestants take turns |
 //! | [`meter`], [`measure`], [`stats`] | what a turn took, the figure that is made of it, medians and percentiles |
 //! | [`report`], [`machine`] | JSON, Markdown, plots; facts of the machine |

@@ -3,13 +3,14 @@
 use serde::Serialize;
 
 use crate::meter::Sample;
+use crate::stats;
 
 const MIB: f64 = (1 << 20) as f64;
 
 /// A figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum Measure {
-    /// Nanoseconds for each unit of work, which has this name.
+    /// Nanoseconds for each unit of work, which has this name: the median step's, if steps were timed one by one.
     Each(&'static str),
     /// Units of work in a second, in millions.
     Millions(&'static str),
@@ -59,7 +60,10 @@ impl Measure {
     pub(crate) fn of(self, sample: &Sample) -> f64 {
         let (work, seconds) = (sample.work as f64, sample.elapsed.as_secs_f64());
         match self {
-            Self::Each(_) => seconds * 1e9 / work,
+            Self::Each(_) => match &sample.latencies {
+                Some(latencies) => stats::quantile(latencies, 0.5),
+                None => seconds * 1e9 / work,
+            },
             Self::Millions(_) => work / seconds / 1e6,
             Self::PerSecond(_) => work / seconds,
             Self::Bandwidth => work / seconds / 1e9,
@@ -97,6 +101,22 @@ mod tests {
         assert_eq!(Measure::Bandwidth.of(&sample), work * 500.0 / 1e9);
         assert_eq!(Measure::Bandwidth.count(&sample), 4.0);
         assert_eq!(Measure::PerSecond("objects").counted(), "object");
+    }
+
+    #[test]
+    fn what_interrupts_a_few_steps_does_not_count_for_the_time_of_one() {
+        let mut latencies = stats::latencies();
+        for nanos in [100, 100, 100, 5_000_000] {
+            latencies.record(nanos).unwrap();
+        }
+        let sample = Sample {
+            work: 4,
+            elapsed: Duration::from_millis(5),
+            latencies: Some(latencies),
+            ..Sample::default()
+        };
+        assert_eq!(Measure::Each("key").of(&sample), 100.0);
+        assert_eq!(Measure::PerSecond("keys").of(&sample), 800.0);
     }
 
     #[test]

@@ -4,12 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use ondol::{Handler, HandlerConfig, Key, Plugins, SocketOptions, SocketPlane};
+use ondol::{Handler, HandlerConfig, Key, PageSizes, Plugins, SocketOptions, SocketPlane};
 use tempfile::TempDir;
 
 use crate::daemon::{Daemon, own_program};
 
 const SHM: &str = "/dev/shm";
+/// Objects that are stored at once to fill a pool.
+const BATCH: usize = 512;
 
 /// A running server.
 #[derive(Debug)]
@@ -92,20 +94,31 @@ pub(crate) fn connect(socket: &Path, mut config: HandlerConfig) -> Result<Handle
     Handler::connect(socket, config).context("connect to the server")
 }
 
+/// A client whose pages are exactly so long; the shortest that are fitted have 4 KiB.
+pub(crate) fn with_pages_of(bytes: usize) -> HandlerConfig {
+    let mut config = HandlerConfig::default();
+    config.page_sizes = PageSizes::Fixed(vec![bytes as u64]);
+    config
+}
+
 /// Stores an object of `bytes` zeroes under each key, in batches, and in the order of the keys: where objects lie then has nothing
 /// to do with the order in which random ones are asked for.
 pub(crate) fn fill(handler: &Handler, keys: &[Key], bytes: usize) -> Result<()> {
     let mut keys = keys.to_vec();
     keys.sort_unstable();
-    for keys in keys.chunks(512) {
+    for keys in keys.chunks(BATCH) {
         let pages = keys.iter().map(|_| handler.alloc(bytes));
         let pages = pages.collect::<Result<Vec<_>, _>>()?;
         for outcome in handler.batch_store(keys, pages)? {
             outcome?;
         }
     }
-    if let Some(last) = keys.last() {
-        ensure!(handler.exists(last)?, "the last object is not there");
+    for keys in keys.chunks(BATCH) {
+        let found = handler.batch_exists(keys)?;
+        ensure!(
+            found.into_iter().all(|is_there| is_there),
+            "the pool has no room for all objects of {bytes} bytes"
+        );
     }
     Ok(())
 }

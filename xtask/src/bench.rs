@@ -30,11 +30,10 @@ pub struct Options {
 /// If it does not build, or a scenario fails.
 pub fn run(options: &Options) -> Result<()> {
     let workspace = Workspace::load()?;
-    let release = ["build", "--quiet", "--release"];
-    workspace::run(workspace.cargo().args(release).args(["-p", "ondol-bin"]))?;
-    let mut bench = workspace.cargo();
-    bench.args(release).args(["-p", "ondol-bench"]);
-    workspace::run(bench.args(["--features", "foyer"]))?;
+    let mut build = workspace.cargo();
+    build.args(["build", "--quiet", "--release"]);
+    build.args(["-p", "ondol-bin", "-p", "ondol-bench"]);
+    workspace::run(build.args(["--features", "ondol-bench/foyer"]))?;
     let built = workspace.target().join("release");
     let mut command = Command::new(built.join("ondol-bench"));
     command.arg("--server").arg(built.join("ondol"));

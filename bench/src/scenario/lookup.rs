@@ -1,7 +1,7 @@
 //! Finding objects: what every request of an engine pays for every block of its prompt.
 
 use anyhow::{Result, ensure};
-use ondol::{Handler, HandlerConfig, Key};
+use ondol::{Handler, Key};
 
 use super::Context;
 use crate::baseline::Peer;
@@ -11,7 +11,7 @@ use crate::machine::mib;
 use crate::measure::Measure;
 use crate::meter::Meter;
 use crate::report::{Axis, Case, Panel, Role, Section, thousands};
-use crate::server::fill;
+use crate::server::{fill, with_pages_of};
 
 const OBJECT_BYTES: usize = 64;
 const MEASURE: Measure = Measure::Each("key");
@@ -32,7 +32,7 @@ pub(super) fn run(context: &mut Context) -> Result<Section> {
         absent: keys::shuffled("absent", objects.min(500_000))?,
     };
     let server = context.serve(objects * 2 * OBJECT_BYTES as u64 + (64 << 20), &[])?;
-    let handler = server.handler(HandlerConfig::default())?;
+    let handler = server.handler(with_pages_of(OBJECT_BYTES))?;
     fill(&handler, &keys.present, OBJECT_BYTES)?;
     for peer in &mut context.peers.present {
         let mut keys = keys.present[..peer.most_keys().min(keys.present.len())].to_vec();
@@ -154,7 +154,7 @@ fn about(context: &Context, objects: u64, handler: &Handler) -> Result<Vec<Strin
             thousands(objects)
         ),
         "What others do that comes nearest: Redis and memcached `GET`s of 64 bytes, or `EXISTS`, in one pipeline; a Maru metadata \
-         server one message for a batch, with at most 50,000 keys registered; foyer lookups in the same process, which no other \
+         server one message for a batch, with at most a million keys registered; foyer lookups in the same process, which no other \
          process can do."
             .to_owned(),
     ])

@@ -1,7 +1,6 @@
 //! Several clients at once, each a process of its own.
 
 use anyhow::Result;
-use ondol::HandlerConfig;
 
 use super::Context;
 use crate::harness::Contestant;
@@ -9,7 +8,7 @@ use crate::keys;
 use crate::measure::Measure;
 use crate::meter::{Meter, Sample};
 use crate::report::{Axis, Case, Panel, Role, Section};
-use crate::server::{Server, fill};
+use crate::server::{Server, fill, with_pages_of};
 use crate::worker::{Order, Worker};
 
 const LARGE: usize = 2 << 20;
@@ -25,9 +24,10 @@ pub(super) fn run(context: &mut Context) -> Result<Section> {
     let pool =
         small * 2 * SMALL as u64 + (large + 2 * most as u64 * stored) * LARGE as u64 + (256 << 20);
     let server = context.serve(pool, &[])?;
-    let handler = server.handler(HandlerConfig::default())?;
-    fill(&handler, &keys::shuffled("small", small)?, SMALL)?;
-    fill(&handler, &keys::shuffled("large", large)?, LARGE)?;
+    for (space, objects, bytes) in [("small", small, SMALL), ("large", large, LARGE)] {
+        let handler = server.handler(with_pages_of(bytes))?;
+        fill(&handler, &keys::shuffled(space, objects)?, bytes)?;
+    }
 
     let of = |name: &str, title: &str, measure| Panel {
         name: name.into(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ondol::engine::{Engine, EngineConfig};
-use ondol::{ControlPlane, Handler, HandlerConfig, Key, Plugins};
+use ondol::{ControlPlane, Handler, Key, Plugins};
 use ondol_engine::Persistence;
 use ondol_protocol::GrantRequest;
 use tempfile::TempDir;
@@ -17,12 +17,12 @@ use crate::keys;
 use crate::measure::Measure;
 use crate::meter;
 use crate::report::{Axis, Case, Panel, Role, Row, Section};
-use crate::server::fill;
+use crate::server::{fill, with_pages_of};
 
 const PAGE: u64 = 64;
 /// As many pages as are granted and given back to make the log longer.
 const BATCH: u32 = 64;
-const OBJECT_BYTES: usize = 64;
+const OBJECT_BYTES: usize = PAGE as usize;
 
 /// What is measured of a restart: names of the plots, and titles.
 const FIGURES: [(&str, &str); 4] = [
@@ -206,7 +206,7 @@ impl Drop for Pool {
 
 fn handler(engine: &Arc<Engine>) -> Result<Handler> {
     let engine = Arc::clone(engine);
-    let mut config = HandlerConfig::default();
+    let mut config = with_pages_of(OBJECT_BYTES);
     config.plugins = Plugins::None;
     config.checksum = true;
     Ok(Handler::embedded(

@@ -4,13 +4,14 @@ use std::hint::black_box;
 
 use anyhow::{Context as _, Result, ensure};
 use ondol::{Handler, HandlerConfig, Key, Object};
+use ondol_shm::CopyKernel;
 
 use super::{Context, SIZES, verifying};
 use crate::baseline::Peer;
 use crate::harness::Contestant;
 use crate::keys::{self, Batches};
 use crate::measure::Measure;
-use crate::memory::{self, CopyKernel};
+use crate::memory;
 use crate::meter::Meter;
 use crate::report::{Axis, Case, Panel, Role, Section};
 
@@ -78,8 +79,8 @@ pub(super) fn run(context: &mut Context) -> Result<Section> {
             )?
             .with_server(pid),
         ];
-        for kernel in memory::kernels() {
-            contestants.push(limit(kernel, &held, bytes)?);
+        for (name, kernel) in memory::kernels() {
+            contestants.push(limit(name, kernel, &held, bytes)?);
         }
         for other in context.peers.keeping_bytes() {
             contestants.push(peer(other, &keys, bytes));
@@ -172,10 +173,15 @@ fn copying<'a>(
     ))
 }
 
-fn limit(kernel: CopyKernel, objects: &[Object], bytes: usize) -> Result<Contestant<'_>> {
+fn limit<'a>(
+    name: &str,
+    kernel: CopyKernel,
+    objects: &'a [Object],
+    bytes: usize,
+) -> Result<Contestant<'a>> {
     let mut target = memory::private(bytes)?;
     Ok(Contestant::new(
-        kernel.name,
+        name,
         Role::Limit,
         move |meter: &mut Meter| {
             meter.time((objects.len() * bytes) as u64, || {

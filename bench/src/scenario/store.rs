@@ -4,13 +4,14 @@ use std::cell::RefCell;
 
 use anyhow::{Result, ensure};
 use ondol::{Handler, HandlerConfig, Key, PageMut, Stored};
+use ondol_shm::CopyKernel;
 
 use super::{Context, SIZES, verifying};
 use crate::baseline::Peer;
 use crate::harness::Contestant;
 use crate::keys;
 use crate::measure::Measure;
-use crate::memory::{self, CopyKernel};
+use crate::memory;
 use crate::meter::Meter;
 use crate::report::{Axis, Case, Panel, Role, Section};
 
@@ -59,8 +60,8 @@ pub(super) fn run(context: &mut Context) -> Result<Section> {
             )
             .with_server(pid),
         ];
-        for kernel in memory::kernels() {
-            contestants.push(limit(kernel, &pages, work));
+        for (name, kernel) in memory::kernels() {
+            contestants.push(limit(name, kernel, &pages, work));
         }
         contestants.push(small_pages(work)?);
         contestants.push(faults(work));
@@ -141,11 +142,12 @@ fn batched<'a>(name: String, handler: &'a Handler, work: Work<'a>, batch: usize)
 }
 
 fn limit<'a>(
+    name: &str,
     kernel: CopyKernel,
     pages: &'a RefCell<Vec<PageMut>>,
     work: Work<'a>,
 ) -> Contestant<'a> {
-    Contestant::new(kernel.name, Role::Limit, move |meter: &mut Meter| {
+    Contestant::new(name, Role::Limit, move |meter: &mut Meter| {
         let mut pages = pages.borrow_mut();
         meter.time(work.source.len() as u64, || {
             for (target, source) in pages.iter_mut().zip(work.source.chunks_exact(work.bytes)) {

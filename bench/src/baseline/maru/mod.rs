@@ -12,9 +12,9 @@ use super::Peer;
 use message::{Encoder, Kind, Value};
 use zmtp::Requester;
 
-/// It registers some 50,000 keys a second.
-const MOST_KEYS: usize = 50_000;
-const REGISTERED_AT_ONCE: usize = 64;
+/// It registers some 50,000 keys a second, so that these take twenty.
+const MOST_KEYS: usize = 1_000_000;
+const REGISTERED_AT_ONCE: usize = 512;
 /// The region that keys are registered in is asked for, and never written.
 const REGION_BYTES: u64 = 2 << 20;
 const OBJECT_BYTES: u64 = 64;
