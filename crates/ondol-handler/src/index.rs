@@ -8,11 +8,13 @@ use std::time::Instant;
 use arc_swap::{ArcSwapOption, Guard};
 use ondol_plugin::Key;
 use ondol_protocol::{ControlError, ControlPlane, IndexFiles};
-use ondol_shm::{IndexReader, IndexedObject, Looked, SlotLease, SlotTable};
+use ondol_shm::{IndexError, IndexReader, IndexedObject, Looked, SlotLease, SlotTable};
 use parking_lot::Mutex;
 
 /// Milliseconds until an engine that had no index for this client is asked again.
 const ASK_AGAIN_MS: u64 = 1000;
+/// Milliseconds until one is asked again whose index was replaced before it could be used.
+const REPLACED_MS: u64 = 10;
 
 /// An index and the table in which leases on what it holds are published.
 #[derive(Debug)]
@@ -128,7 +130,15 @@ impl SharedIndex {
         // Before the question: a server that is found meanwhile may set it to be asked at once.
         self.due.store(now() + ASK_AGAIN_MS, Ordering::Relaxed);
         let index = match plane.index() {
-            Ok(Some(files)) => self.open(&files),
+            Ok(Some(files)) => match self.open(&files) {
+                Ok(index) => Some(Arc::new(index)),
+                Err(error) => {
+                    tracing::warn!(%error, "the index cannot be used; the engine is asked for everything");
+                    // It would be the same again, until there is another server.
+                    self.due.store(u64::MAX, Ordering::Relaxed);
+                    None
+                }
+            },
             Ok(None) => None,
             Err(
                 error @ (ControlError::Disconnected { .. }
@@ -140,31 +150,28 @@ impl SharedIndex {
                 None
             }
         };
-        if index.as_ref().is_some_and(|index| index.is_current()) {
-            self.look_again();
+        match &index {
+            Some(index) if index.is_current() => self.look_again(),
+            // It was replaced meanwhile.
+            Some(_) => self.due.store(now() + REPLACED_MS, Ordering::Relaxed),
+            None => {}
         }
         self.index.store(index);
         Ok(())
     }
 
-    fn open(&self, files: &IndexFiles) -> Option<Arc<Index>> {
-        let reader = IndexReader::open(files.index.as_fd())
-            .inspect_err(|error| tracing::warn!(%error, "the engine is asked for everything"))
-            .ok()?;
+    fn open(&self, files: &IndexFiles) -> Result<Index, IndexError> {
+        let reader = IndexReader::open(files.index.as_fd())?;
         let slots = match self.slots.get() {
             Some(slots) => slots,
             None => {
-                let slots = SlotTable::open(files.slots.as_fd())
-                    .inspect_err(|error| {
-                        tracing::warn!(%error, "the engine is asked for everything: no slot table");
-                    })
-                    .ok()?;
+                let slots = SlotTable::open(files.slots.as_fd())?;
                 self.slots.get_or_init(|| slots)
             }
         };
-        Some(Arc::new(Index {
+        Ok(Index {
             reader,
             slots: Arc::clone(slots),
-        }))
+        })
     }
 }

@@ -75,6 +75,18 @@ fn print(client: &Client, stats: &HandlerStats) -> anyhow::Result<()> {
         0 => writeln!(out)?,
         retired => writeln!(out, ", and {retired} removed that are still being read")?,
     }
+    if let Some(index) = &engine.index {
+        write!(
+            out,
+            "index     {}, {}",
+            index.objects,
+            format_size(index.bytes)
+        )?;
+        match index.unindexed {
+            0 => writeln!(out)?,
+            unindexed => writeln!(out, ", and {unindexed} objects that are not in it yet")?,
+        }
+    }
     match hit_rate(stats) {
         Some(rate) => writeln!(out, "hit rate  {:.1} %", rate * 100.0)?,
         None => writeln!(out, "hit rate  -")?,

@@ -420,3 +420,24 @@ fn pages_of_which_there_are_too_many_go_back_without_a_message() {
     scene.handler.close();
     assert!(scene.engine.lock().granted.is_empty());
 }
+
+#[test]
+fn a_table_that_another_handler_uses_is_asked_for_once() {
+    let scene = Scene::new();
+    let plane = scene.engine.attach();
+    let connect = move || Ok(Arc::clone(&plane));
+    let config = HandlerConfig {
+        plugins: Plugins::None,
+        ..HandlerConfig::default()
+    };
+    let first = Handler::embedded(connect.clone(), config.clone()).unwrap();
+    let second = Handler::embedded(connect, config).unwrap();
+    assert!(first.exists(&key(1)).unwrap());
+    scene.calls();
+    for _ in 0..3 {
+        assert!(second.exists(&key(1)).unwrap());
+    }
+    assert_eq!(scene.calls(), ["index", "locate", "locate", "locate"]);
+    assert!(first.exists(&key(1)).unwrap());
+    assert_eq!(scene.calls(), [""; 0]);
+}
