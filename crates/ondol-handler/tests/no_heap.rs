@@ -1,4 +1,4 @@
-//! What a store asks of the heap once it has been done a few times: nothing.
+//! What a store asks of the heap once it has been done a few times: nothing. A read asks for its answer.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -134,5 +134,31 @@ fn a_batch_asks_the_heap_no_more_often_the_longer_it_is() {
         let (short, long) = (store(4), store(64));
         assert!(long <= short, "{short} for 4 objects, {long} for 64");
         assert!(long <= 5, "{long}");
+    });
+}
+
+#[test]
+fn a_read_asks_the_heap_for_its_answer_alone() {
+    with_handler(|handler| {
+        let keys: Vec<_> = (0..300).map(Key::integer).collect();
+        for key in &keys[..256] {
+            let mut page = handler.alloc(LEN).unwrap();
+            page.write_from(&[7; LEN]);
+            handler.store(key, page).unwrap();
+        }
+        // The last ones are not there.
+        let reads: [fn(&Handler, &[Key]); 6] = [
+            |handler, keys| drop(handler.batch_retrieve(keys).unwrap()),
+            |handler, keys| drop(handler.retrieve(&keys[0]).unwrap()),
+            |handler, keys| drop(handler.retrieve(&keys[299]).unwrap()),
+            |handler, keys| drop(handler.retrieve_group(&keys[..256]).unwrap().unwrap()),
+            |handler, keys| drop(handler.match_prefix(keys).unwrap()),
+            |handler, keys| drop(handler.batch_exists(keys).unwrap()),
+        ];
+        for (number, read) in reads.into_iter().enumerate() {
+            // The first one finds the index and maps the memory.
+            (0..10).for_each(|_| read(handler, &keys));
+            assert_eq!(asked(|| read(handler, &keys)), 1, "read {number}");
+        }
     });
 }
