@@ -4,7 +4,7 @@ use ondol_catalog::{
     Admitted, EntryId, EvictionPolicy, POLICIES, Policy, PolicyContext, linkme::distributed_slice,
 };
 
-use super::lists::{Ghosts, Resident, Residents, Room};
+use super::lists::{Ghosts, Lists, Resident, Room};
 
 #[distributed_slice(POLICIES)]
 #[linkme(crate = ondol_catalog::linkme)]
@@ -14,18 +14,20 @@ static ARC: Policy = Policy {
     build: |context| Box::new(AdaptiveReplacement::new(context)),
 };
 
+/// The list of what was used once, the least recently used first (T1).
+const RECENT: usize = 0;
+/// The list of what was used more often, the least recently used first (T2).
+const FREQUENT: usize = 1;
+
 /// Adaptive replacement (Megiddo and Modha, FAST 2003), in bytes.
 #[derive(Debug)]
 struct AdaptiveReplacement {
-    /// Used once, the least recently used first (T1).
-    recent: Residents,
-    /// Used more often, the least recently used first (T2).
-    frequent: Residents,
-    /// Evicted from `recent` (B1).
+    lists: Lists<2>,
+    /// Evicted from [`RECENT`] (B1).
     recent_ghosts: Ghosts,
-    /// Evicted from `frequent` (B2).
+    /// Evicted from [`FREQUENT`] (B2).
     frequent_ghosts: Ghosts,
-    /// The bytes that `recent` should have (p).
+    /// The bytes that [`RECENT`] should have (p).
     recent_target: u64,
     room: Room,
 }
@@ -33,8 +35,7 @@ struct AdaptiveReplacement {
 impl AdaptiveReplacement {
     fn new(context: &PolicyContext) -> Self {
         Self {
-            recent: Residents::default(),
-            frequent: Residents::default(),
+            lists: Lists::default(),
             recent_ghosts: Ghosts::default(),
             frequent_ghosts: Ghosts::default(),
             recent_target: 0,
@@ -44,9 +45,9 @@ impl AdaptiveReplacement {
 
     fn trim(&mut self) {
         let (room, objects) = (self.room.bytes(), self.room.objects());
-        let of_recent = room.saturating_sub(self.recent.bytes);
+        let of_recent = room.saturating_sub(self.lists.bytes_of(RECENT));
         self.recent_ghosts.trim(of_recent, objects);
-        let others = self.recent.bytes + self.frequent.bytes + self.recent_ghosts.bytes();
+        let others = self.lists.bytes() + self.recent_ghosts.bytes();
         let of_frequent = room.saturating_mul(2).saturating_sub(others);
         self.frequent_ghosts.trim(of_frequent, objects);
     }
@@ -68,61 +69,57 @@ impl EvictionPolicy for AdaptiveReplacement {
                 .saturating_add(step(resident.bytes, recent, frequent));
             self.recent_target = target.min(self.room.bytes());
             recent.remove(resident.fingerprint);
-            self.frequent.push_back(object.id, resident);
+            self.lists.push(FREQUENT, object.id, resident);
         } else if frequent.contains(resident.fingerprint) {
             let step = step(resident.bytes, frequent, recent);
             self.recent_target = self.recent_target.saturating_sub(step);
             frequent.remove(resident.fingerprint);
-            self.frequent.push_back(object.id, resident);
+            self.lists.push(FREQUENT, object.id, resident);
         } else {
-            self.recent.push_back(object.id, resident);
+            self.lists.push(RECENT, object.id, resident);
         }
-        self.room.note(
-            self.recent.bytes + self.frequent.bytes,
-            self.recent.entries.len() + self.frequent.entries.len(),
-        );
+        self.room.note(self.lists.bytes(), self.lists.len());
         self.trim();
     }
 
     fn accessed(&mut self, entry: EntryId) {
-        if let Some(resident) = self.recent.remove(entry) {
-            self.frequent.push_back(entry, resident);
-        } else {
-            self.frequent.entries.to_back(&entry);
+        if let Some(place) = self.lists.find(entry) {
+            self.lists.move_to(FREQUENT, place);
         }
     }
 
     fn removed(&mut self, entry: EntryId) {
-        if let Some(resident) = self.recent.remove(entry) {
-            if resident.offered {
+        match self.lists.remove(entry) {
+            Some((RECENT, resident)) if resident.offered => {
                 self.recent_ghosts.push_back(&resident);
             }
-        } else if let Some(resident) = self.frequent.remove(entry)
-            && resident.offered
-        {
-            self.frequent_ghosts.push_back(&resident);
+            Some((_, resident)) if resident.offered => self.frequent_ghosts.push_back(&resident),
+            _ => {}
         }
         self.trim();
     }
 
     fn victims(&mut self, visit: &mut dyn FnMut(EntryId) -> ControlFlow<()>) {
-        let mut recent_bytes = self.recent.bytes;
-        let mut recent = self.recent.entries.iter_mut().peekable();
-        let mut frequent = self.frequent.entries.iter_mut().peekable();
+        let lists = &mut self.lists;
+        let mut recent_bytes = lists.bytes_of(RECENT);
+        let mut recent = lists.first(RECENT);
+        let mut frequent = lists.first(FREQUENT);
         loop {
-            let from_recent = recent_bytes >= self.recent_target || frequent.peek().is_none();
-            let next = if from_recent && recent.peek().is_some() {
-                recent
-                    .next()
-                    .inspect(|(_, resident)| recent_bytes -= resident.bytes)
-            } else {
-                frequent.next()
+            let from_recent = recent_bytes >= self.recent_target || frequent.is_none();
+            let next = match recent {
+                Some(place) if from_recent => {
+                    recent_bytes -= lists.get(place).bytes;
+                    recent = lists.next(place);
+                    place
+                }
+                _ => {
+                    let Some(place) = frequent else { break };
+                    frequent = lists.next(place);
+                    place
+                }
             };
-            let Some((entry, resident)) = next else {
-                break;
-            };
-            resident.offered = true;
-            if visit(*entry).is_break() {
+            lists.get_mut(next).offered = true;
+            if visit(lists.entry(next)).is_break() {
                 break;
             }
         }
@@ -139,6 +136,12 @@ mod tests {
             capacity_bytes: Some(room),
             ..PolicyContext::default()
         })
+    }
+
+    impl AdaptiveReplacement {
+        fn list_of(&self, entry: EntryId) -> Option<usize> {
+            self.lists.find(entry).map(|place| self.lists.list(place))
+        }
     }
 
     fn evict(policy: &mut AdaptiveReplacement) -> EntryId {
@@ -166,7 +169,7 @@ mod tests {
         assert_eq!(policy.recent_ghosts.len(), 1);
         policy.inserted(admitted(5, 101, 1));
         assert_eq!((policy.recent_ghosts.len(), policy.recent_target), (0, 1));
-        assert!(policy.frequent.entries.contains_key(&5));
+        assert_eq!(policy.list_of(5), Some(FREQUENT));
         // Evicted from among the frequent, it moves the target back when it comes again.
         evict(&mut policy);
         evict(&mut policy);
@@ -175,7 +178,7 @@ mod tests {
         assert_eq!(policy.frequent_ghosts.len(), 1);
         policy.inserted(admitted(6, 102, 1));
         assert!(policy.recent_target < 4);
-        assert!(policy.frequent.entries.contains_key(&6));
+        assert_eq!(policy.list_of(6), Some(FREQUENT));
     }
 
     #[test]
@@ -185,7 +188,7 @@ mod tests {
         policy.removed(1);
         assert_eq!(policy.recent_ghosts.len(), 0);
         policy.inserted(admitted(2, 1, 1));
-        assert!(policy.recent.entries.contains_key(&2));
+        assert_eq!(policy.list_of(2), Some(RECENT));
     }
 
     #[test]
@@ -201,7 +204,7 @@ mod tests {
                     evict(&mut policy);
                 }
                 let (recent, frequent) = (&policy.recent_ghosts, &policy.frequent_ghosts);
-                assert!(policy.recent.bytes + recent.bytes() <= 1000);
+                assert!(policy.lists.bytes_of(RECENT) + recent.bytes() <= 1000);
                 assert!(recent.bytes() + frequent.bytes() <= 2000);
                 assert!(recent.len() <= 51 && frequent.len() <= 51);
             }

@@ -4,13 +4,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
-use hashlink::linked_hash_map;
+use hashlink::{LinkedHashMap, linked_hash_map};
 use ondol_catalog::{
     Admitted, EntryId, EvictionPolicy, POLICIES, Policy, PolicyContext, SaltLimits,
     linkme::distributed_slice,
 };
 
-use super::lists::{Resident, Residents};
+use super::lists::Resident;
 use crate::ids::Ids;
 
 #[distributed_slice(POLICIES)]
@@ -25,11 +25,33 @@ static ISOLATED_LRU: Policy = Policy {
 /// each, those are of one size only.
 #[derive(Debug)]
 struct IsolatedLru {
-    /// Salts that have objects; each from the least to the most recently used.
+    /// Salts that have objects.
     salts: HashMap<Arc<str>, Residents, RandomState>,
     /// Whose each object is.
     owners: HashMap<EntryId, Arc<str>, Ids>,
     limits: Option<Arc<dyn SaltLimits>>,
+}
+
+/// The objects of one salt, from the least to the most recently used.
+#[derive(Debug, Default)]
+struct Residents {
+    entries: LinkedHashMap<EntryId, Resident, Ids>,
+    bytes: u64,
+}
+
+impl Residents {
+    fn push_back(&mut self, entry: EntryId, resident: Resident) {
+        self.bytes += resident.bytes;
+        if let Some(replaced) = self.entries.insert(entry, resident) {
+            self.bytes -= replaced.bytes;
+        }
+    }
+
+    fn remove(&mut self, entry: EntryId) -> Option<Resident> {
+        let resident = self.entries.remove(&entry)?;
+        self.bytes -= resident.bytes;
+        Some(resident)
+    }
 }
 
 impl IsolatedLru {

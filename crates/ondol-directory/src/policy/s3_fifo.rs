@@ -4,7 +4,7 @@ use ondol_catalog::{
     Admitted, EntryId, EvictionPolicy, POLICIES, Policy, PolicyContext, linkme::distributed_slice,
 };
 
-use super::lists::{Ghosts, Resident, Residents, Room};
+use super::lists::{Ghosts, Lists, Place, Resident, Room};
 
 #[distributed_slice(POLICIES)]
 #[linkme(crate = ondol_catalog::linkme)]
@@ -21,14 +21,16 @@ const MOST_USES: u8 = 3;
 /// Uses with which an object leaves the small queue for the main queue and not for good.
 const PROMOTED_USES: u8 = 2;
 
+/// The queue of what came for the first time.
+const SMALL: usize = 0;
+/// The queue of what was used while it was in [`SMALL`], or came back soon after.
+const MAIN: usize = 1;
+
 /// Three queues, first in first out (Yang et al., SOSP 2023), in bytes.
 #[derive(Debug)]
 struct S3Fifo {
-    /// What came for the first time.
-    small: Residents,
-    /// What was used while it was in `small`, or came back soon after.
-    main: Residents,
-    /// What was evicted from `small`.
+    queues: Lists<2>,
+    /// What was evicted from [`SMALL`].
     ghosts: Ghosts,
     room: Room,
 }
@@ -36,8 +38,7 @@ struct S3Fifo {
 impl S3Fifo {
     fn new(context: &PolicyContext) -> Self {
         Self {
-            small: Residents::default(),
-            main: Residents::default(),
+            queues: Lists::default(),
             ghosts: Ghosts::default(),
             room: Room::new(context.capacity_bytes),
         }
@@ -49,34 +50,26 @@ impl S3Fifo {
 
     /// Whether the next victim is in the small queue.
     fn is_small_next(&self) -> bool {
-        self.small.bytes >= self.small_target().max(1) || self.main.entries.is_empty()
+        let small = self.queues.bytes_of(SMALL);
+        small >= self.small_target().max(1) || self.queues.first(MAIN).is_none()
     }
 
     /// Lets those pass that are spared, until the best victim is at the front of its queue.
     fn settle(&mut self) {
         loop {
-            if self.is_small_next() {
-                match self.small.front() {
-                    Some(resident) if resident.uses >= PROMOTED_USES => {}
-                    _ => break,
-                }
-                if let Some((entry, resident)) = self.small.pop_front() {
-                    let resident = Resident {
-                        uses: 0,
-                        ..resident
-                    };
-                    self.main.push_back(entry, resident);
-                }
-            } else {
-                match self.main.front() {
-                    Some(resident) if resident.uses > 0 => {}
-                    _ => break,
-                }
-                if let Some((entry, mut resident)) = self.main.pop_front() {
-                    resident.uses -= 1;
-                    self.main.push_back(entry, resident);
-                }
+            let (queue, spared_at) = match self.is_small_next() {
+                true => (SMALL, PROMOTED_USES),
+                false => (MAIN, 1),
+            };
+            let Some(front) = self.queues.first(queue) else {
+                break;
+            };
+            let resident = self.queues.get_mut(front);
+            if resident.uses < spared_at {
+                break;
             }
+            resident.uses = if queue == SMALL { 0 } else { resident.uses - 1 };
+            self.queues.move_to(MAIN, front);
         }
     }
 }
@@ -84,33 +77,28 @@ impl S3Fifo {
 impl EvictionPolicy for S3Fifo {
     fn inserted(&mut self, object: Admitted<'_>) {
         let resident = Resident::from(&object);
-        if self.ghosts.remove(resident.fingerprint) {
-            self.main.push_back(object.id, resident);
-        } else {
-            self.small.push_back(object.id, resident);
-        }
-        self.room.note(
-            self.small.bytes + self.main.bytes,
-            self.small.entries.len() + self.main.entries.len(),
-        );
+        let queue = match self.ghosts.remove(resident.fingerprint) {
+            true => MAIN,
+            false => SMALL,
+        };
+        self.queues.push(queue, object.id, resident);
+        self.room.note(self.queues.bytes(), self.queues.len());
     }
 
     fn accessed(&mut self, entry: EntryId) {
-        let small = self.small.entries.get_mut(&entry);
-        if let Some(resident) = small.or_else(|| self.main.entries.get_mut(&entry)) {
+        if let Some(place) = self.queues.find(entry) {
+            let resident = self.queues.get_mut(place);
             resident.uses = MOST_USES.min(resident.uses + 1);
         }
     }
 
     fn removed(&mut self, entry: EntryId) {
-        if let Some(resident) = self.small.remove(entry) {
-            if resident.offered {
-                self.ghosts.push_back(&resident);
-                let of_main = self.room.bytes() - self.small_target();
-                self.ghosts.trim(of_main, self.room.objects());
-            }
-        } else {
-            self.main.remove(entry);
+        if let Some((SMALL, resident)) = self.queues.remove(entry)
+            && resident.offered
+        {
+            self.ghosts.push_back(&resident);
+            let of_main = self.room.bytes() - self.small_target();
+            self.ghosts.trim(of_main, self.room.objects());
         }
     }
 
@@ -118,44 +106,44 @@ impl EvictionPolicy for S3Fifo {
         self.settle();
         // Beyond the best victim, the order is what it would be if each of them went and nothing was spared twice.
         let target = self.small_target().max(1);
-        let mut show = |(entry, resident): (&EntryId, &mut Resident)| {
-            resident.offered = true;
-            visit(*entry)
+        let queues = &mut self.queues;
+        let mut show = |queues: &mut Lists<2>, place: Place| {
+            queues.get_mut(place).offered = true;
+            visit(queues.entry(place))
         };
-        let is_promoted = |resident: &Resident| resident.uses >= PROMOTED_USES;
-        let mut small_bytes = self.small.bytes;
-        let mut passed = 0;
-        for (entry, resident) in &mut self.small.entries {
-            if small_bytes < target && !self.main.entries.is_empty() {
+        let is_promoted = |queues: &Lists<2>, place: Place| queues.get(place).uses >= PROMOTED_USES;
+        let mut small_bytes = queues.bytes_of(SMALL);
+        let mut next = queues.first(SMALL);
+        while let Some(place) = next {
+            if small_bytes < target && queues.first(MAIN).is_some() {
                 break;
             }
-            passed += 1;
-            small_bytes -= resident.bytes;
-            if !is_promoted(resident) && show((entry, resident)).is_break() {
+            next = queues.next(place);
+            small_bytes -= queues.get(place).bytes;
+            if !is_promoted(queues, place) && show(queues, place).is_break() {
                 return;
             }
         }
+        let not_passed = next;
         for uses in 0..=MOST_USES {
-            let mut main = self.main.entries.iter_mut();
-            let shown = main.try_for_each(|(entry, resident)| {
-                if resident.uses == uses {
-                    show((entry, resident))
-                } else {
-                    ControlFlow::Continue(())
+            let mut next = queues.first(MAIN);
+            while let Some(place) = next {
+                next = queues.next(place);
+                if queues.get(place).uses == uses && show(queues, place).is_break() {
+                    return;
                 }
-            });
-            if shown.is_break() {
-                return;
             }
         }
         for promoted in [false, true] {
-            let small = self.small.entries.iter_mut().enumerate();
-            for (at, (entry, resident)) in small {
-                let is_left = promoted || at >= passed;
-                if is_promoted(resident) == promoted
-                    && is_left
-                    && show((entry, resident)).is_break()
-                {
+            // Those that were passed have been shown, unless they are promoted.
+            let mut next = if promoted {
+                queues.first(SMALL)
+            } else {
+                not_passed
+            };
+            while let Some(place) = next {
+                next = queues.next(place);
+                if is_promoted(queues, place) == promoted && show(queues, place).is_break() {
                     return;
                 }
             }
@@ -175,6 +163,12 @@ mod tests {
         })
     }
 
+    impl S3Fifo {
+        fn queue_of(&self, entry: EntryId) -> Option<usize> {
+            self.queues.find(entry).map(|place| self.queues.list(place))
+        }
+    }
+
     fn evict(policy: &mut S3Fifo) -> EntryId {
         let victim = first(policy).unwrap();
         policy.removed(victim);
@@ -191,7 +185,7 @@ mod tests {
         }
         policy.accessed(2);
         assert_eq!(evict(&mut policy), 2, "one use is not enough");
-        assert!(policy.main.entries.contains_key(&1));
+        assert_eq!(policy.queue_of(1), Some(MAIN));
         assert_eq!(order(&mut policy), [4, 1, 3]);
     }
 
@@ -203,7 +197,7 @@ mod tests {
             (0..2).for_each(|_| policy.accessed(id));
         }
         first(&mut policy);
-        assert_eq!(policy.main.entries.len(), 3);
+        assert!((1..=3).all(|id| policy.queue_of(id) == Some(MAIN)));
         policy.accessed(1);
         assert_eq!(evict(&mut policy), 2);
         assert_eq!(evict(&mut policy), 3);
@@ -232,9 +226,10 @@ mod tests {
         policy.removed(2);
         policy.inserted(admitted(4, 101, 1));
         policy.inserted(admitted(5, 102, 1));
-        assert!(policy.main.entries.contains_key(&4));
-        assert!(
-            policy.small.entries.contains_key(&5),
+        assert_eq!(policy.queue_of(4), Some(MAIN));
+        assert_eq!(
+            policy.queue_of(5),
+            Some(SMALL),
             "it was deleted, not evicted"
         );
         assert_eq!(policy.ghosts.len(), 0);

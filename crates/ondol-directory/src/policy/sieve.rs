@@ -1,11 +1,10 @@
 use std::ops::ControlFlow;
 
-use hashlink::LinkedHashMap;
 use ondol_catalog::{
     Admitted, EntryId, EvictionPolicy, POLICIES, Policy, linkme::distributed_slice,
 };
 
-use crate::ids::Ids;
+use super::lists::{Lists, Place, Resident};
 
 #[distributed_slice(POLICIES)]
 #[linkme(crate = ondol_catalog::linkme)]
@@ -18,89 +17,90 @@ static SIEVE: Policy = Policy {
 /// One queue, first in first out, and a hand that goes through it from the oldest to the newest and begins again: it takes
 /// what was not used since it last came by, and spares the rest once (Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024).
 ///
-/// The queue is cut where the hand is, so that the hand moves in constant time, from the front of `ahead` to the back of
-/// `passed`. It moves when a victim goes; held objects that the victim was preferred to are passed like spared ones, so
+/// The hand moves when a victim goes; held objects that the victim was preferred to are passed like spared ones, so
 /// that none of them makes the hand wait.
 #[derive(Debug, Default)]
 struct Sieve {
-    /// What the hand has passed in this turn, the oldest first.
-    passed: LinkedHashMap<EntryId, Mark, Ids>,
-    /// What the hand comes to next, the oldest first. Empty only if both are.
-    ahead: LinkedHashMap<EntryId, Mark, Ids>,
+    /// The oldest first. Of uses since the hand last came by, one is counted.
+    queue: Lists<1>,
+    /// What it comes to next; nothing only if there is nothing.
+    hand: Option<Place>,
 }
 
-/// What is known of an object since the hand last passed it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Mark {
-    used: bool,
-    /// Shown as a victim and not used since.
-    offered: bool,
-}
+const QUEUE: usize = 0;
 
 impl Sieve {
-    fn mark(&mut self, entry: EntryId) -> Option<&mut Mark> {
-        let mark = self.ahead.get_mut(&entry);
-        mark.or_else(|| self.passed.get_mut(&entry))
+    /// What the hand comes to after this.
+    fn behind(&self, place: Place) -> Option<Place> {
+        self.queue.next(place).or_else(|| self.queue.first(QUEUE))
     }
 
-    /// Moves the hand over one object.
-    fn pass(&mut self) {
-        if let Some((entry, _)) = self.ahead.pop_front() {
-            self.passed.insert(entry, Mark::default());
+    /// Moves the hand over the object that it is at.
+    fn pass(&mut self, place: Place) {
+        let resident = self.queue.get_mut(place);
+        resident.uses = 0;
+        resident.offered = false;
+        self.hand = self.behind(place);
+    }
+
+    /// Moves the hand to an object that goes.
+    fn go_to(&mut self, victim: Place) {
+        if self.queue.get(victim).uses > 0 {
+            // All others are held: the hand went round once and spared what was used.
+            let mut next = self.queue.first(QUEUE);
+            while let Some(place) = next {
+                self.queue.get_mut(place).uses = 0;
+                next = self.queue.next(place);
+            }
         }
-        self.turn();
-    }
-
-    /// Begins a turn if the last one has ended.
-    fn turn(&mut self) {
-        if self.ahead.is_empty() {
-            std::mem::swap(&mut self.ahead, &mut self.passed);
+        while let Some(place) = self.hand.filter(|place| *place != victim) {
+            self.pass(place);
         }
     }
 }
 
 impl EvictionPolicy for Sieve {
     fn inserted(&mut self, object: Admitted<'_>) {
-        self.ahead.insert(object.id, Mark::default());
+        self.queue.push(QUEUE, object.id, Resident::from(&object));
+        self.hand = self.hand.or_else(|| self.queue.first(QUEUE));
     }
 
     fn accessed(&mut self, entry: EntryId) {
-        if let Some(mark) = self.mark(entry) {
-            *mark = Mark {
-                used: true,
-                offered: false,
-            };
+        if let Some(place) = self.queue.find(entry) {
+            let resident = self.queue.get_mut(place);
+            resident.uses = 1;
+            resident.offered = false;
         }
     }
 
     fn removed(&mut self, entry: EntryId) {
-        if let Some(mark) = self.mark(entry).copied().filter(|mark| mark.offered) {
-            if mark.used {
-                // All others are held: the hand went round once and spared what was used.
-                let marks = self.ahead.iter_mut().chain(self.passed.iter_mut());
-                marks.for_each(|(_, mark)| mark.used = false);
-            }
-            while self.ahead.front().is_some_and(|(next, _)| *next != entry) {
-                self.pass();
-            }
+        let Some(place) = self.queue.find(entry) else {
+            return;
+        };
+        if self.queue.get(place).offered {
+            self.go_to(place);
         }
-        if self.ahead.remove(&entry).is_none() {
-            self.passed.remove(&entry);
+        if self.hand == Some(place) {
+            self.hand = self.behind(place).filter(|behind| *behind != place);
         }
-        self.turn();
+        self.queue.remove(entry);
     }
 
     fn victims(&mut self, visit: &mut dyn FnMut(EntryId) -> ControlFlow<()>) {
-        while self.ahead.front().is_some_and(|(_, mark)| mark.used) {
-            self.pass();
+        while let Some(place) = self.hand.filter(|place| self.queue.get(*place).uses > 0) {
+            self.pass(place);
         }
-        // As if each of them went: this turn, the next one, and the one after it for what was used behind the hand.
-        for used in [false, true] {
-            let queue = self.ahead.iter_mut().chain(self.passed.iter_mut());
-            for (entry, mark) in queue.filter(|(_, mark)| mark.used == used) {
-                mark.offered = true;
-                if visit(*entry).is_break() {
-                    return;
+        // As if each of them went: this turn and the next one, and the one after it for what was used.
+        for uses in [0, 1] {
+            let mut next = self.hand;
+            while let Some(place) = next {
+                next = self.behind(place).filter(|place| Some(*place) != self.hand);
+                let resident = self.queue.get_mut(place);
+                if resident.uses == uses {
+                    resident.offered = true;
+                    if visit(self.queue.entry(place)).is_break() {
+                        return;
+                    }
                 }
             }
         }
@@ -160,10 +160,10 @@ mod tests {
         });
         assert_eq!(skip_one, Some(900));
         policy.removed(900);
-        assert_eq!(policy.ahead.len(), 100);
+        assert_eq!(policy.queue.len(), 999);
         assert_eq!(evict(&mut policy), 901);
         policy.removed(1);
-        assert_eq!(policy.ahead.len(), 99, "it was not offered since");
+        assert_eq!(evict(&mut policy), 902, "it was not offered since");
     }
 
     #[test]
@@ -285,7 +285,8 @@ mod tests {
                     Event::Remove(at) if !model.queue.is_empty() => {
                         let id = at.get(&model.queue).0;
                         // Otherwise it would count as evicted.
-                        if !policy.mark(id).unwrap().offered {
+                        let place = policy.queue.find(id).unwrap();
+                        if !policy.queue.get(place).offered {
                             policy.removed(id);
                             model.removed(id);
                         }
@@ -309,7 +310,7 @@ mod tests {
                     }
                     _ => {}
                 }
-                prop_assert_eq!(policy.ahead.len() + policy.passed.len(), model.queue.len());
+                prop_assert_eq!(policy.queue.len(), model.queue.len());
             }
             prop_assert_eq!(order(&mut policy), model.order());
         }
