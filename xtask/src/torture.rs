@@ -10,7 +10,8 @@ const SHORT: [&str; 2] = ["--kills=150", "--each=0"];
 /// Everything goes to the harness, which is built with its failpoints and with the checks of a debug build: they find
 /// what a release build would let pass, and most of the time goes into starting processes and not into them.
 ///
-/// `--kills N` processes are killed (100), `--seed S` repeats the plan of a run, `--clients N` work at once,
+/// `--kills N` processes are killed (100), `--seed S` repeats the plan of a run, `--cast mixed|readers` who works on
+/// a pool (each in turn), `--clients N` work at once where they do everything,
 /// `--durability none|fsync`, `--device shm|dir` and `--l2 none|fs|memory` (the storage behind the pool) settle what else
 /// changes from pool to pool, `--seconds S` ends a run early, `--each N` says how often each failpoint must have killed a
 /// process, and `--dir DIR` where to work.

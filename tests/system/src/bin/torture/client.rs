@@ -15,6 +15,7 @@ use ondol_handler::{
 };
 use ondol_tests::{Random, key};
 
+use crate::cast::{Role, Step};
 use crate::content::{PAGES, len, name, read, write};
 use crate::journal::{DeleteOutcome, Entry, Journal, Kind, StoreOutcome, now};
 
@@ -36,6 +37,9 @@ pub(crate) struct Args {
     /// How many names there are.
     #[arg(long)]
     names: u64,
+    /// What it does.
+    #[arg(long)]
+    role: Role,
     /// Whether there is storage behind the pool that reads may wait for.
     #[arg(long)]
     storage: bool,
@@ -48,6 +52,12 @@ const WAIT: Duration = Duration::from_secs(3);
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 const THREADS: u64 = 2;
+
+/// Keys that are looked up at once, if they are many: more than are leased with one fence.
+const MANY: u64 = 300;
+
+/// Who only reads finds more than can be written down: one read of so many is.
+const READS_PER_ENTRY: u64 = 16;
 
 /// What a thread keeps at most of each, so that all of them together leave room in the pool.
 const OBJECTS: usize = 10;
@@ -98,6 +108,7 @@ struct Shared {
     /// Odd while the handler reconnects, which readers are not kept from.
     turns: AtomicU64,
     names: u64,
+    role: Role,
     storage: bool,
 }
 
@@ -150,6 +161,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         },
         turns: AtomicU64::new(0),
         names: args.names,
+        role: args.role,
         storage: args.storage,
     });
     let threads: Vec<_> = (0..THREADS)
@@ -316,33 +328,35 @@ impl Worker {
     }
 
     fn step(&mut self) {
-        match self.random.below(100) {
-            0..=19 => self.store(),
-            20..=26 => self.store_batch(),
-            27..=33 => self.take_grant(),
-            34..=41 => self.store_grant(),
-            42..=61 => self.retrieve(),
-            62..=71 => self.retrieve_batch(),
-            72..=73 if self.shared.storage => self.prefetch(),
-            72..=77 => self.verify_some(),
-            78..=82 => {
+        let role = self.shared.role;
+        match role.step(&mut self.random) {
+            Step::Store => self.store(),
+            Step::StoreBatch => self.store_batch(),
+            Step::TakeGrant => self.take_grant(),
+            Step::StoreGrant => self.store_grant(),
+            Step::Retrieve => self.retrieve(),
+            Step::RetrieveBatch => self.retrieve_batch(6),
+            Step::RetrieveMany => self.retrieve_batch(MANY),
+            Step::Prefetch if self.shared.storage => self.prefetch(),
+            Step::Prefetch | Step::VerifySome => self.verify_some(),
+            Step::Drop => {
                 if !self.objects.is_empty() {
                     let index = self.random.below(self.objects.len() as u64) as usize;
                     self.verify_object(index);
                     self.objects.swap_remove(index);
                 }
             }
-            83..=87 => self.pin(),
-            88..=91 => self.unpin(),
-            92..=97 => self.delete(),
-            98 => self.exists(),
-            _ => {
+            Step::Pin => self.pin(),
+            Step::Unpin => self.unpin(),
+            Step::Delete => self.delete(),
+            Step::Exists => self.exists(),
+            Step::Reconnect => {
                 if self.random.once_in(8) {
                     self.reconnect();
                 }
             }
         }
-        if self.random.once_in(4) {
+        if role == Role::All && self.random.once_in(4) {
             thread::sleep(Duration::from_micros(self.random.below(400)));
         }
     }
@@ -505,7 +519,7 @@ impl Worker {
                 Some(wait) => Duration::from_nanos(to - from) < wait,
                 None => !self.shared.storage,
             };
-            if looked_everywhere {
+            if looked_everywhere && self.is_written_down() {
                 let key = name;
                 self.shared.journal.write(&Entry::Miss { key, from, to });
             }
@@ -513,13 +527,15 @@ impl Worker {
         };
         match read(&object, &name) {
             Ok(writer) => {
-                let key = name.clone();
-                self.shared.journal.write(&Entry::Read {
-                    key,
-                    writer,
-                    from,
-                    to,
-                });
+                if self.is_written_down() {
+                    let key = name.clone();
+                    self.shared.journal.write(&Entry::Read {
+                        key,
+                        writer,
+                        from,
+                        to,
+                    });
+                }
                 if self.objects.len() >= OBJECTS {
                     let index = self.random.below(OBJECTS as u64) as usize;
                     self.verify_object(index);
@@ -537,6 +553,10 @@ impl Worker {
         }
     }
 
+    fn is_written_down(&mut self) -> bool {
+        self.shared.role == Role::All || self.random.once_in(READS_PER_ENTRY)
+    }
+
     fn retrieve(&mut self) {
         let name = self.any_name();
         let wait = self.wait();
@@ -552,8 +572,9 @@ impl Worker {
         }
     }
 
-    fn retrieve_batch(&mut self) {
-        let names: Vec<_> = (0..2 + self.random.below(6))
+    /// Up to so many more than two keys.
+    fn retrieve_batch(&mut self, more: u64) {
+        let names: Vec<_> = (0..2 + self.random.below(more))
             .map(|_| self.any_name())
             .collect();
         let keys: Vec<_> = names.iter().map(|name| key(name)).collect();
@@ -768,9 +789,17 @@ impl Worker {
     }
 
     fn exists(&mut self) {
-        let name = self.any_name();
         let turn = self.turn();
-        if let Err(error) = self.shared.handler.exists(&key(&name)) {
+        let asked = if self.random.once_in(4) {
+            let keys: Vec<_> = (0..self.random.below(MANY))
+                .map(|_| key(&self.any_name()))
+                .collect();
+            self.shared.handler.batch_exists(&keys).map(|_| ())
+        } else {
+            let name = self.any_name();
+            self.shared.handler.exists(&key(&name)).map(|_| ())
+        };
+        if let Err(error) = asked {
             self.excuse_reader("exists", turn, &error);
         }
     }

@@ -12,6 +12,7 @@ use anyhow::Context;
 use ondol_tests::{Random, SHM, SmallDisk, bytes_below, files_below, shared_files};
 use rustix::process::Signal;
 
+use crate::cast::{Cast, Role};
 use crate::journal::{Kind, Reader};
 use crate::oracle::{Fault, Oracle};
 use crate::points::{Action, Points, Shot, Site};
@@ -84,6 +85,7 @@ pub(crate) struct Settings {
     roomy: bool,
     pub(crate) pool_bytes: u64,
     names: u64,
+    cast: Cast,
     small_disk: bool,
     storage: Storage,
     /// Whether objects leave memory as soon as they are stored.
@@ -107,6 +109,7 @@ struct Server {
 struct Client {
     process: Process,
     number: u64,
+    role: Role,
     shot: Option<Shot>,
     /// What it has answered to `pause`.
     is_paused: bool,
@@ -116,6 +119,8 @@ struct Client {
 #[derive(Clone, Copy, Debug)]
 enum Event {
     KillClient,
+    /// As many clients as there were before some were killed.
+    Replenish,
     StopClient,
     ContinueClients,
     StopServer,
@@ -217,7 +222,12 @@ impl Run {
 
     fn settings(&mut self) -> Settings {
         let turn = self.report.epochs;
-        let roomy = turn.is_multiple_of(3);
+        let cast = self.options.cast.unwrap_or(if turn % 3 == 2 {
+            Cast::Readers
+        } else {
+            Cast::Mixed
+        });
+        let roomy = cast == Cast::Mixed && turn.is_multiple_of(3);
         let device = self.options.device.unwrap_or(if turn % 2 == 1 {
             Device::Shm
         } else {
@@ -234,14 +244,15 @@ impl Run {
             device,
             durability,
             roomy,
-            pool_bytes: match (roomy, storage.is_there()) {
-                (true, _) => 64 * MIB,
-                (false, false) => 8 * MIB,
-                // Objects shall leave it and come back.
-                (false, true) => 6 * MIB,
+            pool_bytes: match (roomy, cast, storage.is_there()) {
+                (true, ..) => 64 * MIB,
+                (false, Cast::Mixed, false) => 8 * MIB,
+                // Objects shall leave it, and come back if they can.
+                (false, ..) => 6 * MIB,
             },
+            cast,
             names: if roomy { 400 } else { 2000 },
-            small_disk: self.may_mount && turn % 3 == 1,
+            small_disk: self.may_mount && cast == Cast::Mixed && turn % 3 == 1,
             storage,
             skip_memory: storage.is_there() && self.random.once_in(3),
             fault_seed: self.random.draw() >> 8,
@@ -269,6 +280,7 @@ impl Run {
         }
         *self.report.storages.entry(settings.storage).or_default() += 1;
         let kills_before = self.report.kills();
+        let evictions_before = self.report.evictions;
         let mut epoch = Epoch {
             oracle: Oracle::new(settings.keeps_all()),
             run: self,
@@ -284,6 +296,12 @@ impl Run {
         };
         let result = epoch.play();
         epoch.run.report.stored += epoch.oracle.stored();
+        if epoch.settings.cast == Cast::Readers {
+            let report = &mut epoch.run.report;
+            report.pools_of_readers += 1;
+            report.kills_with_readers += report.kills() - kills_before;
+            report.evictions_with_readers += report.evictions - evictions_before;
+        }
         if epoch.settings.storage.is_there() {
             let kills = epoch.run.report.kills() - kills_before;
             epoch.run.report.kills_with_storage += kills;
@@ -304,9 +322,7 @@ impl Run {
 impl Epoch<'_> {
     fn play(&mut self) -> Found {
         let expected = self.begin()?;
-        for _ in 0..self.run.options.clients {
-            self.add_client()?;
-        }
+        self.replenish()?;
         for _ in 0..ROUNDS {
             self.round()?;
             if self.run.is_done() {
@@ -328,7 +344,8 @@ impl Epoch<'_> {
         }
         // Clients come to this place nowhere else.
         let replaced = self.run.points.first("client.replace");
-        self.add_client_with(replaced)?;
+        let role = self.settings.cast.another();
+        self.add_client_with(role, replaced)?;
         self.work_until(Instant::now() + Duration::from_millis(30))?;
         self.end_server(Signal::KILL)?;
         self.start_server(false, None)?;
@@ -408,9 +425,9 @@ impl Epoch<'_> {
     }
 
     /// An order for the next process at this site.
-    fn next_shot(&mut self, site: Site) -> Option<Shot> {
+    fn next_shot(&mut self, site: Site, role: Role) -> Option<Shot> {
         let storage = self.settings.storage;
-        let reaches = |name: &str| storage.reaches(name);
+        let reaches = |name: &str| storage.reaches(name) && role.reaches(name);
         let run = &mut *self.run;
         run.points.next(site, &mut run.random, reaches)
     }
@@ -419,7 +436,7 @@ impl Epoch<'_> {
     /// memory after that. Then starts the one that finds it.
     fn begin(&mut self) -> Found<Files> {
         for _ in 0..4 + self.run.random.below(5) {
-            let Some(shot) = self.next_shot(Site::Fresh) else {
+            let Some(shot) = self.next_shot(Site::Fresh, Role::All) else {
                 break;
             };
             self.start_server(true, Some(shot))?;
@@ -447,16 +464,16 @@ impl Epoch<'_> {
         Ok(())
     }
 
-    fn add_client(&mut self) -> Found {
+    fn add_client(&mut self, role: Role) -> Found {
         let shot = if self.run.random.once_in(5) {
             None
         } else {
-            self.next_shot(Site::Client)
+            self.next_shot(Site::Client, role)
         };
-        self.add_client_with(shot)
+        self.add_client_with(role, shot)
     }
 
-    fn add_client_with(&mut self, shot: Option<Shot>) -> Found {
+    fn add_client_with(&mut self, role: Role, shot: Option<Shot>) -> Found {
         let number = self.run.next_client;
         self.run.next_client += 1;
         let random = &mut self.run.random;
@@ -470,6 +487,7 @@ impl Epoch<'_> {
             format!("--number={number}"),
             format!("--seed={seed}"),
             format!("--names={}", self.settings.names),
+            format!("--role={}", role.word()),
         ];
         let storage = storage.then(|| "--storage".to_owned());
         let arguments: Vec<_> = fixed.into_iter().chain(storage).collect();
@@ -480,6 +498,7 @@ impl Epoch<'_> {
         self.clients.push(Client {
             process,
             number,
+            role,
             shot,
             is_paused: false,
         });
@@ -492,16 +511,21 @@ impl Epoch<'_> {
         let shot = if self.run.random.once_in(8) {
             None
         } else {
-            self.next_shot(Site::Server)
+            self.next_shot(Site::Server, Role::All)
         };
         let random = &mut self.run.random;
         let window = Duration::from_millis(80 + random.below(170));
-        let window = if self.settings.storage.is_there() {
-            2 * window
-        } else {
-            window
+        let window = match (self.settings.cast, self.settings.storage.is_there()) {
+            // A writer fills the pool first.
+            (Cast::Readers, _) => 4 * window,
+            (Cast::Mixed, true) => 2 * window,
+            (Cast::Mixed, false) => window,
         };
-        let plan = plan(random, window, self.disk.is_some());
+        let mut plan = plan(random, window, self.disk.is_some());
+        if self.settings.cast == Cast::Readers {
+            plan.extend(deaths(random, window));
+            plan.sort_by_key(|(at, _)| *at);
+        }
         let clean = random.once_in(5);
         let pause = Duration::from_millis(random.below(40));
         let client_dies_meanwhile = random.once_in(4);
@@ -553,6 +577,7 @@ impl Epoch<'_> {
                 let chosen = self.run.random.below(64) as usize;
                 self.kill_client(chosen)?;
             }
+            Event::Replenish => self.replenish()?,
             Event::StopClient => {
                 let chosen = self.run.random.below(64) as usize;
                 let count = self.clients.len().max(1);
@@ -592,7 +617,12 @@ impl Epoch<'_> {
         if count == 0 {
             return Ok(());
         }
-        let mut client = self.clients.swap_remove(chosen % count);
+        let mut chosen = chosen % count;
+        // Without its writer nothing would be evicted.
+        if self.clients[chosen].role == Role::Writes && !self.run.random.once_in(4) {
+            chosen = (chosen + 1) % count;
+        }
+        let mut client = self.clients.swap_remove(chosen);
         let status = client.process.kill()?;
         self.client_ended(&client, status, false)
     }
@@ -870,10 +900,14 @@ impl Epoch<'_> {
     }
 
     fn replenish(&mut self) -> Found {
-        while (self.clients.len() as u64) < self.run.options.clients {
-            self.add_client()?;
+        loop {
+            let there: Vec<_> = self.clients.iter().map(|client| client.role).collect();
+            let mixed = self.run.options.clients;
+            let Some(role) = self.settings.cast.missing(&there, mixed) else {
+                return Ok(());
+            };
+            self.add_client(role)?;
         }
-        Ok(())
     }
 
     /// Tells all clients that run to pause, and waits until they do.
@@ -1109,6 +1143,16 @@ fn plan(random: &mut Random, window: Duration, has_disk: bool) -> Vec<(Duration,
     }
     plan.sort_by_key(|(at, _)| *at);
     plan
+}
+
+/// Clients that die one after the other, each replaced at once.
+fn deaths(random: &mut Random, window: Duration) -> Vec<(Duration, Event)> {
+    let count = 2 + random.below(4);
+    let both = |number: u64| {
+        let at = window.mul_f64(number as f64 / count as f64);
+        [(at, Event::KillClient), (at, Event::Replenish)]
+    };
+    (0..count).flat_map(both).collect()
 }
 
 fn last_line(path: &Path) -> String {

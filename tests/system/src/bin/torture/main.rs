@@ -13,9 +13,13 @@
 //! injected, and after each end of a server the directory is compared with what the server says and with what was
 //! acknowledged: what was deleted never comes back, also not under a server with an empty pool; what is there can be had.
 //!
+//! On some pools four clients only read and one only writes, as fast as they can, while objects are evicted all the time
+//! and readers are killed again and again. Readers check every byte of what they find.
+//!
 //! The seed settles what is done to whom, when, and what the clients ask for. How far each process has come by then is
 //! a matter of timing, so a seed repeats a run's plan, not its every step.
 
+mod cast;
 mod check;
 mod client;
 mod content;
@@ -37,6 +41,7 @@ use l2_fs as _;
 use l2_memory as _;
 use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
 
+use cast::Cast;
 use epoch::Run;
 
 /// The variable that says what happens at which failpoint.
@@ -58,7 +63,10 @@ pub(crate) struct Options {
     /// Repeats the plan of a run [default: by chance]
     #[arg(long)]
     pub(crate) seed: Option<u64>,
-    /// Clients at once
+    /// mixed: clients that do everything; readers: four that read and one that writes, without a rest [default: each in turn]
+    #[arg(long)]
+    pub(crate) cast: Option<Cast>,
+    /// Clients at once, where they do everything
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=64))]
     pub(crate) clients: u64,
     /// none or fsync [default: each in turn]

@@ -35,6 +35,10 @@ pub(crate) struct Report {
     pub(crate) verified: u64,
     pub(crate) evictions: u64,
     pub(crate) checkpoints: u64,
+    /// Pools of readers, and kills and evictions there.
+    pub(crate) pools_of_readers: u64,
+    pub(crate) kills_with_readers: u64,
+    pub(crate) evictions_with_readers: u64,
     /// Kills with storage behind the pool.
     pub(crate) kills_with_storage: u64,
     /// Pools by the storage behind them.
@@ -99,6 +103,15 @@ impl Report {
                 self.stored, self.verified, self.checks, self.evictions
             ),
         );
+        if self.pools_of_readers > 0 {
+            line(
+                "readers",
+                format!(
+                    "{} pools of four readers and a writer; {} kills and {} evictions in them",
+                    self.pools_of_readers, self.kills_with_readers, self.evictions_with_readers
+                ),
+            );
+        }
         if self.storages.keys().any(|storage| storage.is_there()) {
             let pools = self.storages.iter();
             let pools: Vec<_> = pools
