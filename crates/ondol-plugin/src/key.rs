@@ -74,8 +74,20 @@ impl Key {
         if bytes.len() > MAX_KEY_BYTES {
             return Err(KeyError::TooLong { found: bytes.len() });
         }
-        let tagged = std::iter::once(tag as u8).chain(bytes.iter().copied());
-        Ok(Self(tagged.collect()))
+        Ok(Self::tagged(tag, bytes))
+    }
+
+    fn tagged(tag: KeyTag, bytes: &[u8]) -> Self {
+        // One allocation and a copy as a whole for nearly all keys; a chain of iterators would copy byte by byte.
+        let mut short = [0; 128];
+        match short.get_mut(..=bytes.len()) {
+            Some(tagged) => {
+                tagged[0] = tag as u8;
+                tagged[1..].copy_from_slice(bytes);
+                Self((&*tagged).into())
+            }
+            None => Self([&[tag as u8], bytes].concat().into()),
+        }
     }
 
     /// A key from its tag's number and its bytes, as they stand in messages and logs.
@@ -132,11 +144,7 @@ impl Key {
                 9
             }
         };
-        Self(
-            std::iter::once(KeyTag::MessagePack as u8)
-                .chain(bytes[..used].iter().copied())
-                .collect(),
-        )
+        Self::tagged(KeyTag::MessagePack, &bytes[..used])
     }
 
     /// Whose naming this key follows.
