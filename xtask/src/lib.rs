@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod contract;
+pub mod instructions;
 pub mod licences;
 pub mod new_plugin;
 pub mod suite;

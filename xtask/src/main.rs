@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{bench, contract, new_plugin, suite, torture};
+use xtask::{bench, contract, instructions, new_plugin, suite, torture};
 
 /// The habits of the house
 #[derive(Parser)]
@@ -27,6 +27,8 @@ enum Command {
     Test(suite::Options),
     /// Kill servers and clients at every step and check that nothing acknowledged is lost
     Torture(torture::Options),
+    /// Count the instructions of the hot paths and compare them with the committed counts
+    Instructions(instructions::Options),
     /// Run what `test` does, and cargo-deny, which is installed if it is missing
     Ci(suite::Options),
 }
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Command::NewPlugin(options) => new_plugin::run(&options),
         Command::Test(options) => suite::test(options),
         Command::Torture(options) => torture::run(&options),
+        Command::Instructions(options) => instructions::run(options),
         Command::Ci(options) => suite::ci(options),
     };
     match result {

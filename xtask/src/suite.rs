@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use anyhow::Result;
 
 use crate::contract;
+use crate::instructions;
 use crate::licences;
 use crate::torture;
 use crate::workspace::{self, Workspace};
@@ -15,12 +16,12 @@ const CARGO_DENY: &str = "0.20.2";
 /// How much to run.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Options {
-    /// Leave out release builds and the model checker
+    /// Leave out release builds, the model checker and instruction counts
     #[arg(long)]
     pub quick: bool,
 }
 
-/// Licences, formatting, lints, docs, all tests, models and the contract.
+/// Licences, formatting, lints, docs, all tests, models, instruction counts and the contract.
 ///
 /// # Errors
 /// The first thing that fails.
@@ -73,6 +74,14 @@ pub fn test(options: Options) -> Result<()> {
         loom.arg("--target-dir")
             .arg(workspace.target().join("loom"));
         workspace::run(loom.env("RUSTFLAGS", "--cfg loom"))?;
+        say("instructions of the hot paths");
+        if instructions::is_possible() {
+            instructions::run(instructions::Options::default())?;
+        } else {
+            println!(
+                "NOT COUNTED: valgrind does not run here, so longer hot paths would pass; apt-get install valgrind"
+            );
+        }
     }
     say("contract");
     contract::run(&contract::Options {
