@@ -533,7 +533,10 @@ fn an_object_that_is_read_is_never_evicted() {
     }
     assert!(!handler.exists(&key("k31")).unwrap());
     drop(held);
-    put_many(&handler, "y", 100, 3);
+    // All pages but one can be had now, whatever the policy would keep.
+    let _pages: Vec<_> = (0..31)
+        .map(|_| handler.alloc(PAGE as usize).unwrap())
+        .collect();
     assert!(handler.exists(&key("k30")).unwrap(), "it is pinned");
     assert!((0..30).all(|index| !handler.exists(&key(&format!("k{index}"))).unwrap()));
 }
