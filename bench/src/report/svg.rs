@@ -20,26 +20,21 @@ const COLOURS: [&str; 8] = [
 
 /// The plot of a panel.
 pub(crate) fn plot(panel: &Panel) -> String {
-    let mut names = Vec::new();
-    for row in panel.cases.iter().flat_map(|case| &case.rows) {
+    match panel.axis {
+        Axis::Numbers(axis) => lines(panel, axis),
+        Axis::Names(_) => bars(panel),
+    }
+}
+
+/// One line for each contestant over logarithmic axes, with the spread as a thin line at each point.
+fn lines(panel: &Panel, axis: &str) -> String {
+    let rows = || panel.cases.iter().flat_map(|case| &case.rows);
+    let mut names: Vec<&str> = Vec::new();
+    for row in rows() {
         if !names.contains(&&*row.contestant) {
             names.push(&row.contestant);
         }
     }
-    match panel.axis {
-        Axis::Numbers(axis) => lines(panel, axis, &names),
-        Axis::Names(_) => bars(panel, &names),
-    }
-}
-
-fn colour(names: &[&str], name: &str) -> &'static str {
-    let index = names.iter().position(|other| *other == name).unwrap_or(0);
-    COLOURS[index % COLOURS.len()]
-}
-
-/// One line for each contestant over logarithmic axes, with the spread as a thin line at each point.
-fn lines(panel: &Panel, axis: &str, names: &[&str]) -> String {
-    let rows = || panel.cases.iter().flat_map(|case| &case.rows);
     let numbers = panel.cases.iter().filter_map(|case| case.number);
     let x = Scale::over(numbers.collect(), LEFT, LEFT + PLOT_WIDTH);
     let values = rows().flat_map(|row| [row.least, row.most]);
@@ -79,10 +74,10 @@ fn lines(panel: &Panel, axis: &str, names: &[&str]) -> String {
         escaped(axis)
     );
     for (index, name) in names.iter().enumerate() {
-        let colour = colour(names, name);
+        let colour = COLOURS[index % COLOURS.len()];
         let mut path = String::new();
         for case in &panel.cases {
-            let row = case.rows.iter().find(|row| row.contestant == **name);
+            let row = case.rows.iter().find(|row| row.contestant == *name);
             let (Some(number), Some(row)) = (case.number, row) else {
                 continue;
             };
@@ -97,7 +92,7 @@ fn lines(panel: &Panel, axis: &str, names: &[&str]) -> String {
         }
         let at = TOP + 10.0 + index as f64 * 20.0;
         let legend = LEFT + PLOT_WIDTH + 20.0;
-        let dashes = dashes(rows().find(|row| row.contestant == **name));
+        let dashes = dashes(rows().find(|row| row.contestant == *name));
         let _ = write!(
             svg,
             r#"<polyline fill="none" stroke="{colour}" stroke-width="2"{dashes} points="{}"/><line stroke="{colour}" stroke-width="2"{dashes} x1="{legend}" x2="{}" y1="{at}" y2="{at}"/><text x="{}" y="{}">{}</text>"#,
@@ -120,14 +115,15 @@ fn dashes(row: Option<&Row>) -> &'static str {
     }
 }
 
-/// Bars from nought, grouped by case, with the spread as a thin line.
-fn bars(panel: &Panel, names: &[&str]) -> String {
+/// Bars from nought, grouped by case, with the spread as a thin line. Colours tell ours, limits and others apart.
+fn bars(panel: &Panel) -> String {
     let rows = panel.cases.iter().flat_map(|case| &case.rows);
-    let most = rows.map(|row| row.most).fold(0.0, f64::max);
-    let scale = if most > 0.0 {
-        (WIDTH - LABELS - 90.0) / most
-    } else {
-        0.0
+    let longest = rows.map(|row| row.median).fold(0.0, f64::max);
+    let room = WIDTH - LABELS - 90.0;
+    // What spreads far beyond all medians is cut, so that the others can be told apart.
+    let length = |value: f64| match longest {
+        longest if longest > 0.0 => (value / longest * room * 0.85).min(room),
+        _ => 0.0,
     };
     let mut body = String::new();
     let mut at = TOP;
@@ -140,20 +136,23 @@ fn bars(panel: &Panel, names: &[&str]) -> String {
         );
         at += 20.0;
         for row in &case.rows {
-            let colour = colour(names, &row.contestant);
+            let colour = match row.role {
+                Role::Ours => "#0072b2",
+                Role::Limit => "#a0a0a0",
+                Role::Peer => "#d55e00",
+            };
             let middle = at + BAR / 2.0;
-            let opacity = if row.role == Role::Limit { 0.45 } else { 1.0 };
+            let [least, median, most] = [row.least, row.median, row.most].map(length);
             let _ = write!(
                 body,
-                r#"<text x="{}" y="{:.1}" text-anchor="end">{}</text><rect fill="{colour}" opacity="{opacity}" x="{LABELS}" y="{at:.1}" width="{:.1}" height="{}"/><line class="spread" x1="{:.1}" x2="{:.1}" y1="{middle:.1}" y2="{middle:.1}"/><text x="{:.1}" y="{:.1}">{}</text>"#,
+                r#"<text x="{}" y="{:.1}" text-anchor="end">{}</text><rect fill="{colour}" x="{LABELS}" y="{at:.1}" width="{median:.1}" height="{}"/><line class="spread" x1="{:.1}" x2="{:.1}" y1="{middle:.1}" y2="{middle:.1}"/><text x="{:.1}" y="{:.1}">{}</text>"#,
                 LABELS - 8.0,
                 middle + 4.0,
                 escaped(&row.contestant),
-                row.median * scale,
                 BAR - 3.0,
-                LABELS + row.least * scale,
-                LABELS + row.most * scale,
-                LABELS + row.most * scale + 6.0,
+                LABELS + least,
+                LABELS + most,
+                LABELS + most + 6.0,
                 middle + 4.0,
                 figure(row.median)
             );

@@ -98,7 +98,7 @@ pub(super) fn run(context: &mut Context) -> Result<Section> {
         name: "processes",
         title: "Several processes",
         about: vec![
-            "All processes begin at once and work for the same time; the figure is of all together, and the processor time theirs. \
+            "All processes begin at once and work for the same time; the figure is of all together, and the processor time theirs. What they store comes out of one buffer of an object's length, which stays in the caches. \
              Processes beyond the number of cores can only gain what others lose by waiting."
                 .to_owned(),
         ],
