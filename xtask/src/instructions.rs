@@ -17,7 +17,7 @@ const PROGRAM: &str = "ondol-instructions";
 const COLLECTED: &str = "ondol_instructions::collected";
 
 /// What goes beyond the committed count by so much of it fails.
-const TOLERANCE: f64 = 0.05;
+const TOLERANCE: f64 = 0.10;
 /// Short paths may change by so many instructions whatever part of them that is.
 const SLACK: f64 = 5.0;
 
@@ -180,10 +180,10 @@ mod tests {
             |long, short| compare(&committed, &counts([("long", long), ("short", short)])).1;
         assert!(broken(1040.0, 14.0).is_empty());
         assert!(broken(100.0, 1.0).is_empty());
-        let said = broken(1100.0, 10.0);
+        let said = broken(1200.0, 10.0);
         assert_eq!(said.len(), 1);
         assert!(
-            said[0].contains("long takes 1100.0") && said[0].contains("1000.0"),
+            said[0].contains("long takes 1200.0") && said[0].contains("1000.0"),
             "{said:?}"
         );
         assert_eq!(broken(1000.0, 30.0).len(), 1);
